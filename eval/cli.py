@@ -6,7 +6,7 @@ from typing import Annotated
 
 import click
 
-from vse.eval.options import OPTIONS_WITH_COMPARE, EvaluationRequest, TableRequest
+from vse.eval.options import OPTIONS_ALLOWED_WITH_COMPARE, EvaluationRequest, TableRequest
 from vse.eval.tables import find_table_kind, table_names
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, to_printable_line
@@ -25,7 +25,7 @@ def eval_command(request: EvaluationRequest) -> None:
     --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
-    allowed = [None, *(f"--{name}" for name in OPTIONS_WITH_COMPARE)]
+    allowed = [None, *(f"--{name}" for name in OPTIONS_ALLOWED_WITH_COMPARE)]
     if request.compare and options.first_embeddings_option not in allowed:
         raise UserError(f"--compare and {options.first_embeddings_option} cannot be used together")
     (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check_combinations()

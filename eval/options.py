@@ -38,9 +38,9 @@ PHRASE_PROTOCOL = "phrase"  # name of the protocol of phrase scores, and of its 
 DEFAULT_IOU_THRESHOLD = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
 N_BOOTSTRAP_SAMPLES = 1000  # number of bootstrap samples for a confidence interval
 N_CROSS_CHECK_QUERIES = 1000  # number of queries per direction that are compared with a FAISS search; 0 compares all
-N_COMPARISON_SAMPLES = 10_000  # number of samples for a p-value of a comparison
+N_COMPARISON_BOOTSTRAP_SAMPLES = 10_000  # number of bootstrap samples for a p-value of a comparison
 TREC_DEPTH = 1000  # number of answers for each query in a TREC run file
-FAMILY_METHODS = ("holm", "bonferroni", "fdr")  # corrections of p-values for the number of comparisons
+P_VALUE_CORRECTIONS = ("holm", "bonferroni", "fdr")  # corrections of p-values for the number of comparisons
 COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # costs in seconds (_s) or MB (_mb)
 N_REPORT_QUERIES = 12  # number of queries of each direction that a report displays
 N_GALLERY_QUERIES = 20  # number of best queries, and of worst queries, of each direction in a gallery
@@ -52,13 +52,14 @@ def published_folder() -> Path:
 
 
 def published_table_names() -> list[str]:
-    """Return the names of all published tables, ``<paper>_<table>``."""
+    """Return the names of all published tables, ``<paper>_<table>``, such as ``vsepp_3``."""
     return sorted(path.stem for path in published_folder().glob("*.csv"))
 
 
 # --compare accepts these options; other options for embeddings are errors.
-OPTIONS_WITH_COMPARE = ("judgements", "qrels", "choices", "language", "pairs")
-_OPTIONS_OF_RETRIEVAL = ("judgements", "qrels", "language", "pairs", "index", "rerank", "compress", "trec", "cxc", "k")
+OPTIONS_ALLOWED_WITH_COMPARE = ("judgements", "qrels", "choices", "language", "pairs")
+# --choices accepts none of these options.
+_OPTIONS_EXCLUDED_BY_CHOICES = ("judgements", "qrels", "language", "pairs", "index", "rerank", "compress", "trec", "cxc", "k")
 _MIN_BOOTSTRAP_SAMPLES = 100  # fewest bootstrap samples of an interval
 
 
@@ -107,7 +108,7 @@ class AllEvaluateOptions(EvaluateOptions):
     bootstrap: NonNegativeInteger | None = Field(
         None,
         description="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  [default: "
-        f"{N_BOOTSTRAP_SAMPLES}, with --compare {N_COMPARISON_SAMPLES}]",
+        f"{N_BOOTSTRAP_SAMPLES}, with --compare {N_COMPARISON_BOOTSTRAP_SAMPLES}]",
     )
     k: Annotated[
         tuple[PositiveInteger, ...],
@@ -172,17 +173,17 @@ class AllEvaluateOptions(EvaluateOptions):
 
     @property
     def n_bootstrap_samples(self) -> int:
-        """The number of bootstrap samples."""
+        """The number of bootstrap samples for an interval; the default number if the option is not set."""
         return N_BOOTSTRAP_SAMPLES if self.bootstrap is None else self.bootstrap
 
     @property
     def recall_ks(self) -> list[int]:
-        """Every K of R@K, in ascending order."""
+        """Every K for which R@K is computed, in ascending order."""
         return sorted({*DEFAULT_KS, *self.k})
 
     @property
     def first_embeddings_option(self) -> str | None:
-        """The first option, e.g. ``--index``, that is set and does not apply to phrase scores; None if none is set."""
+        """The first option, e.g. ``--index``, that is set and applies only to embeddings; None without such an option."""
         names = (
             "ensemble",
             "correct",
@@ -218,8 +219,9 @@ class AllEvaluateOptions(EvaluateOptions):
             raise UserError("--correct applies to one model: save the ensemble with --save, and correct that")
         if self.correct is not None and (self.language is not None or self.pairs):
             raise UserError("--correct has a bank of all languages: leave it out, or --language and --pairs")
-        if self.choices is not None and (given := next((name for name in _OPTIONS_OF_RETRIEVAL if getattr(self, name)), None)):
-            raise UserError(f"--choices evaluates only the choices: leave --{given} out")
+        excluded = next((name for name in _OPTIONS_EXCLUDED_BY_CHOICES if getattr(self, name)), None)
+        if self.choices is not None and excluded is not None:
+            raise UserError(f"--choices evaluates only the choices: leave --{excluded} out")
         if self.rescore is not None and not self.compress:
             raise UserError("--rescore ranks candidates of compressed embeddings again: name codecs with --compress")
         if self.compress and self.correct is not None:
@@ -265,7 +267,7 @@ class TableRequest(Options):
     data set that the paper used]"""
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For TABLE ladder: the cost that is compared with rsum, in seconds (_s) or MB (_mb).  [default: total_s]"""
-    family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
+    family: Annotated[Text | None, CliOption(click_type=NearestChoice(P_VALUE_CORRECTIONS))] = None
     """Correction of p-values for the number of comparisons. With this option, summary, ladder and the published tables mark
     each result with letters. Results that share a letter do not differ significantly in rsum, if all pairs are compared.
     TABLE compare has a correction in any case.  [default: none; holm for TABLE compare]"""

@@ -44,12 +44,13 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
     An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
-    written, the sample is larger, and all recorded captions are compared, too; so are the texts of a cache of texts, and the
-    boxes of a cache of ground-truth boxes. Ids that the cache lacks are not reported here, but when their rows are read.
+    written, the sample is larger, and all recorded captions are compared, too. For a cache of texts, all texts are then
+    compared; for a cache of ground-truth boxes, all boxes. Ids that the cache lacks are not reported here, but when their
+    rows are read.
 
     If the data set is a fold of a cross-validation, the cache may also belong to the complete data set (its parent). Only
-    caption vectors of a fitted encoder must belong to the fold: an encoder of the complete data set may be fitted to captions
-    that are test captions in this fold.
+    caption vectors of a fitted encoder must belong to the fold: an encoder of the complete data set may have been fitted to
+    test captions of this fold.
     """
     if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
@@ -87,7 +88,8 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 def describe_dataset_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return messages about the differences between a data set and the data set of a cache; an empty list if there are none.
 
-    A sample of photographs is compared. If ``dataset.json`` has changed, all captions, texts and ground-truth boxes are, too.
+    A sample of photographs is compared. If ``dataset.json`` has changed, all captions, texts and ground-truth boxes
+    are compared, too.
     """
     recorded, changed = read_data_identity(cache), not is_from_dataset_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
@@ -189,7 +191,7 @@ def has_input_hashes(cache: FeatureCache) -> bool:
 
 
 def _get_caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array about captions by its name from the arrays ``stored`` in a cache; an empty array if it is missing.
+    """Return the array ``name``, with a row per caption, of the arrays ``stored`` in a cache; an empty array if it is missing.
 
     Raises UserError, which names the cache ``path``, unless the shape of the array is (n_captions, *shape).
     """

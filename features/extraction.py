@@ -40,7 +40,7 @@ from vse.features.cache.shards import (
 )
 from vse.features.data_checks import describe_text_differences, is_current_text_shard
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
+from vse.features.extractors.proposals import TRUTH_BOXES_SETTING, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import find_extractor_settings
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, list_mentions, load_dataset_file
@@ -60,7 +60,7 @@ MIN_RIGHT_BOX_IOU = 0.5
 def count_covered_phrases(
     dataset: Dataset,
     ids: Ids,
-    offsets: Ids,
+    offsets: NDArray[np.int64],
     boxes: Float[np.ndarray, "n_boxes 4"],
     image_ids: Collection[int] | None = None,
     threshold: float = MIN_RIGHT_BOX_IOU,
@@ -96,7 +96,7 @@ def _build_upper_bound_entry(
     extractor's settings. Only phrases of the images ``image_ids`` count; None: of all images.
     """
     with open_hdf5(shards[0], "a readable shard") as first:
-        if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():
+        if config.get("boxes") == TRUTH_BOXES_SETTING or not {"boxes", "offsets"} <= first.keys():
             return {}
     ids, offsets, boxes = zip(*(read_arrays(path, "ids", "offsets", "boxes") for path in shards), strict=True)
     splits = count_covered_phrases(
@@ -107,7 +107,7 @@ def _build_upper_bound_entry(
 
 
 def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
-    """Return the entry ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
+    """Return the provenance entry ``bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
@@ -181,13 +181,13 @@ def _is_finished_shard(
     path: Path,
     identity: CacheIdentity,
     dataset: Dataset,
-    items: Sequence[ExtractorInput],
+    inputs: Sequence[ExtractorInput],
     text_unit: TextUnit,
     skip_bad: bool,
 ) -> bool:
     """Return whether a shard is complete and can be kept; False if it has skipped images and ``skip_bad`` is False.
 
-    ``items`` are the inputs of the shard's rows. Raises UserError if an image or text has changed since the extraction.
+    ``inputs`` are those of the shard's rows. Raises UserError if an image or text has changed since the extraction.
     """
     finished = read_intact_shard_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
@@ -195,7 +195,7 @@ def _is_finished_shard(
     if is_current_text_shard(finished, dataset):
         return True
     ids, input_hashes = read_arrays(path, "ids", "sources")
-    changed = describe_changed_input(items, ids, input_hashes, text_unit)
+    changed = describe_changed_input(inputs, ids, input_hashes, text_unit)
     if changed is not None:
         raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
     return True
@@ -261,14 +261,14 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, con
 
 
 def describe_changed_input(
-    items: Sequence[ExtractorInput], ids: Ids, input_hashes: NDArray[np.uint8], text_unit: TextUnit
+    inputs: Sequence[ExtractorInput], ids: Ids, input_hashes: NDArray[np.uint8], text_unit: TextUnit
 ) -> str | None:
     """Describe the first row whose image or text has changed or is unreadable; return None if no row has changed.
 
-    ``items`` are the present inputs. ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids and hashes. A row whose id
-    is not in ``items`` counts as changed.
+    ``inputs`` are the present inputs. ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids and hashes. A row whose
+    id is not in ``inputs`` counts as changed.
     """
-    by_id = {item.id: item for item in items}
+    by_id = {item.id: item for item in inputs}
     for identity, input_hash in zip(ids.tolist(), input_hashes, strict=True):
         item = by_id.get(identity)
         if item is None:

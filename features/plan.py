@@ -52,7 +52,7 @@ class NetworkRates(Settings):
 
 
 class Rates(Settings):
-    """Sizes and speeds that were measured on a machine, the content of ``config/rates.yaml``."""
+    """Sizes and speeds that were measured on a machine (``config/rates.yaml``). ``machine`` describes this machine."""
 
     machine: str
     calibration_per_s: PositiveFloat | None = Field(
@@ -100,8 +100,8 @@ _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's 
     "prepare": r"data/({dataset})/dataset\.json",
     "imported": r"features/({dataset})_([^/]+)\.h5",
 }
-_EXTRA_OUTPUT_NAMES = ("manifest.json",)  # second output files; not counted as jobs
-SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
+_UNCOUNTED_OUTPUT_NAMES = ("manifest.json",)  # second output files; not counted as jobs
+ImageAndCaptionCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 
 
 class Duration(NamedTuple):
@@ -169,7 +169,7 @@ def estimate_plan(planned_files: Sequence[PlannedFile], rates: Rates, local: Loc
         )
         if match is None:
             plan.job_counts[planned_file.rule] += (
-                planned_file.rule not in _OUTPUT_PATTERNS and planned_file.path.name not in _EXTRA_OUTPUT_NAMES
+                planned_file.rule not in _OUTPUT_PATTERNS and planned_file.path.name not in _UNCOUNTED_OUTPUT_NAMES
             )
             continue
         plan.job_counts[planned_file.rule] += 1
@@ -203,7 +203,7 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
 def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates, local: LocalRates) -> None:
     """Add a feature's download, size and time to ``plan``; ``share`` is the share of its shards that are not finished."""
     config = load_feature_preset(feature, dataset)
-    name, counts = f"features/{dataset}_{feature}.h5", _count_by_split(dataset)
+    name, counts = f"features/{dataset}_{feature}.h5", _count_images_and_captions(dataset)
     network = rates.networks.get(str(getattr(config, "model", "")))
     model, weights = getattr(config, "model", None), getattr(config, "weights", None)
     if model is not None and weights != "random" and not config.list_input_files():
@@ -266,7 +266,7 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
 
 
 def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, local: LocalRates) -> None:
-    name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
+    name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_images_and_captions(dataset)
     settings = load_experiment_outline(experiment, dataset).settings_affecting_weights().get("train") or {}
     rate, source = rates.training.get(experiment), _USER_RATE_SOURCE if experiment in rates.local_names else None
     if (measured := local.find_training_rate(dataset, experiment)) is not None:
@@ -294,7 +294,7 @@ def _build_duration(amount: float, rate: float, work: str, unit: str, source: st
     return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {origin} another machine")
 
 
-def _count_by_split(dataset: str) -> SplitCounts | None:
+def _count_images_and_captions(dataset: str) -> ImageAndCaptionCounts | None:
     file = find_dataset_file(Path("data", dataset))
     if file.is_file():
         splits = load_dataset_file(file).splits

@@ -5,7 +5,8 @@ This module does not import the libraries that compute vectors, because their im
 finds the photographs that have changed since a shard was extracted. A photograph whose file is older than the shard is not
 opened. A newer file is hashed, and its hash is compared with the hash in the shard. The file ``photos-00000-of-00004.h5`` next
 to the shard records the result with the size and the modification time of the photograph, so that an unchanged file with a new
-time is hashed only once. For a photograph in an archive, the size and times of the archive count. Archives at URLs do not.
+time is hashed only once. For a photograph in an archive, the size and times of the archive count. Photographs in
+archives at URLs are not checked.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def is_up_to_date(
             and sha256_json(cache.provenance.get("config")) == sha256_json(config.list_cache_key_settings())
             and cache.provenance.get("extractor_version") == config.extractor_version
             and _has_recorded_shards(cache, n_shards)
-            and _has_encoder(cache, encoder, config.find_word_file(word_file))
+            and _is_encoder_of_cache(cache, encoder, config.find_word_file(word_file))
         )
     except UserError:
         return False
@@ -87,7 +88,7 @@ def _has_recorded_shards(cache: FeatureCache, n_shards: int) -> bool:
     return len(entries) == n_shards
 
 
-def _has_encoder(cache: FeatureCache, encoder: Path, word_file: Path | None) -> bool:
+def _is_encoder_of_cache(cache: FeatureCache, encoder: Path, word_file: Path | None) -> bool:
     """Return whether the file ``encoder`` is the undamaged encoder of the cache, fitted with the given word vectors.
 
     ``word_file`` is the file of word vectors; None: the encoder was fitted without such a file.
@@ -172,7 +173,7 @@ def _update_photo_states(
 ) -> dict[int, _PhotoState]:
     """Return the states, by id, of the photographs that have ever changed, are missing, or are newer than the shard.
 
-    ``ids`` and ``paths`` are those of the shard's photographs. ``known_states`` has their states in the check before.
+    ``ids`` and ``paths`` are those of the shard's photographs. ``known_states`` holds the states of the previous check.
     """
     written_ns = shard.stat().st_mtime_ns
     updated = {identity: photo for identity, photo in known_states.items() if photo.changed}

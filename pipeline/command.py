@@ -46,16 +46,16 @@ def set_up_openmp(
 ) -> None:
     """Set OpenMP's variables in ``environment``: the number of threads, and whether waiting threads sleep or spin.
 
-    A variable that is already set is kept. ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux)
-    allows fewer cores than the affinity mask. A busy machine does not lower ``OMP_NUM_THREADS``, because the number of threads
-    changes the last bits of results.
+    A variable that is already set is kept. The affinity mask of a process is the set of cores on which Linux lets it run.
+    ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than this mask. A busy
+    machine does not lower ``OMP_NUM_THREADS``, because the number of threads changes the last bits of results.
 
     Waiting threads spin (OpenMP's default) if this process may use all cores of the mask (two or more), and all are idle.
     Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores; spinning
     costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
 
-    Call this function before torch is loaded: OpenMP reads the variables only once. Tests replace the system folders ``proc``
-    and ``cgroups``, and the function ``pause`` that waits while idle cores are counted.
+    Call this function before torch is loaded: OpenMP reads the variables only once. Tests replace ``proc`` and ``cgroups``
+    (folders of the system) and ``pause`` (the function that waits between two readings of the idle time).
     """
     cores = read_core_affinity()
     allowed = count_allowed_cores(environment, proc, cgroups)
@@ -72,8 +72,8 @@ def count_allowed_cores(
 ) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    This number is the minimum of the size of the affinity mask, the quota of the cgroups (rounded down), and
-    ``SLURM_CPUS_PER_TASK``. Tests replace the system folders ``proc`` and ``cgroups``.
+    The number is the smallest of three limits: the number of cores on which Linux lets this process run (its affinity mask),
+    the quota of its cgroups (rounded down), and ``SLURM_CPUS_PER_TASK``. Tests replace the folders ``proc`` and ``cgroups``.
     """
     limits = [len(read_core_affinity()), read_cgroup_quota(proc, cgroups)]
     if (job := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
@@ -82,15 +82,19 @@ def count_allowed_cores(
 
 
 def read_core_affinity() -> set[int]:
-    """Return the indices of the cores in this process's affinity mask; all cores on systems without affinity masks."""
+    """Return the indices of the cores on which the system lets this process run (its affinity mask).
+
+    On systems without affinity masks, these are all cores.
+    """
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def read_cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> float:
     """Return the number of cores that the cgroups (limits of Linux) of this process allow, e.g. 1.5; infinity if unlimited.
 
-    The number is the smallest limit of the cgroup and its ancestors: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
-    ``cpu.cfs_period_us`` in version 1. The root is included, because the root may be the cgroup of a container.
+    The number is the smallest limit of the cgroup and its ancestors. The limit is in the file ``cpu.max`` (version 2), or in
+    ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` (version 1). The ancestors include the root of the folder tree, because this
+    root may be the cgroup of a container.
     """
     quotas = [math.inf]
     for line in _read_text(proc / "self" / "cgroup").splitlines():  # 0::/path is version 2, 4:cpu,cpuacct:/path version 1
@@ -108,10 +112,10 @@ def read_cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) 
 
 
 def are_cores_idle(cores: Iterable[int], proc: Path = PROC_FOLDER, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
-    """Return whether each of ``cores`` is idle for more than half of the time that the function ``pause`` waits.
+    """Return whether each of ``cores`` is idle for more than half of the time during which ``pause`` runs.
 
-    The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters counts as busy. Time that a hypervisor
-    takes from a virtual machine is busy time.
+    ``pause`` is a function that sleeps. The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters
+    counts as busy. Time that a hypervisor takes from a virtual machine is busy time.
     """
     before = _read_idle_surplus_ticks(proc)
     pause()
@@ -155,8 +159,8 @@ def record_command(command: str) -> Iterator[None]:
 def current_provenance() -> dict[str, Any]:
     """Return the origin of a file that is written now: ``date`` (UTC), ``command``, and ``code``, the version of this program.
 
-    ``command`` is the text that :func:`record_command` has recorded; None without such a text. The result differs from run to
-    run, so it must not be part of the hash of settings and inputs that identifies a cache.
+    ``command`` is the text that :func:`record_command` has recorded; None without such a text. The origin differs from run to
+    run. Therefore the hash that identifies a cache must not depend on the origin.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -167,7 +171,9 @@ def current_provenance() -> dict[str, Any]:
 
 @cache
 def find_code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the ``version`` of this package and, in a git checkout, the ``commit`` and whether files were ``changed`` since.
+    """Return the ``version`` of this package and, in a git checkout, also ``commit`` and ``changed``.
+
+    ``changed`` is True if a tracked file differs from the commit.
 
     ``root`` is the folder that contains the code; None stands for the folder of the running code.
     """
@@ -245,7 +251,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 def explain_system_errors() -> Iterator[None]:
     """Turn an operating-system error in the ``with`` block, such as a full disk or too little memory, into a UserError.
 
-    Any other error becomes a UserError, too, if a file that the block reads has changed in the meantime.
+    Any other unexpected error also becomes a UserError if an input file has changed while the block ran.
     """
     with report_changed_inputs():
         try:
@@ -266,7 +272,10 @@ class _StderrHandler(logging.Handler):
 
 
 def _suggest_nearest_path(message: str) -> str:
-    """Return a hint, ``; did you mean data/f8k?``, if an error message begins with a missing path, else an empty text."""
+    """Return a hint, ``; did you mean data/f8k?``, for an error message that begins with a missing path.
+
+    Returns an empty text for any other message, or if no path is similar.
+    """
     text, colon, _ = message.partition(": ")
     text = re.sub(r":\d+$", "", text)  # the number of a line
     if not colon or len(text) > _MAX_PATH_LENGTH or not is_path_text(text) or "did you mean" in message:

@@ -65,9 +65,10 @@ _COLUMN_WORDS = ("left", "", "right")
 
 @dataclass(frozen=True)
 class DemoPhrase:
-    """A phrase of ``n_tokens`` tokens from ``first_token``.
+    """A phrase of a caption.
 
-    The phrase names the objects with the indices ``object_indices`` in the scene, or the background if there are no indices.
+    ``first_token`` is the index of the first token of the phrase in the caption. ``n_tokens`` is the number of tokens.
+    ``object_indices`` are the indices in the scene of the objects that the phrase names. They are empty for the background.
     """
 
     first_token: int
@@ -77,7 +78,10 @@ class DemoPhrase:
 
 @dataclass(frozen=True)
 class DemoCaption:
-    """A caption of a scene: its text, its phrases, and the facts that the caption states about the scene."""
+    """A caption of a scene: its text, its phrases, and the facts that it states, such as ``("colour", "0")``.
+
+    This fact means that the caption states the colour of the object with the index 0.
+    """
 
     raw: str
     phrases: tuple[DemoPhrase, ...]
@@ -86,7 +90,10 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names objects of the scene, by their indices. It names the background if there are none."""
+    """A piece of a caption that names objects of the scene, or the background.
+
+    ``object_indices`` are the indices of the objects in the scene. They are empty for the background.
+    """
 
     text: str
     object_indices: tuple[int, ...]
@@ -153,7 +160,7 @@ class _CaptionWriter:
         )
 
     def describe_background(self) -> DemoCaption:
-        """Describe the background, the number of objects, and the colour of each object (of a single object, the texture)."""
+        """Describe the background, the number of objects, and their colours (the texture of a single object)."""
         objects = self.scene.objects
         property_named = "texture" if self.has_one_object else "colour"
         words = [self.pick_synonym(getattr(item, property_named)) for item in objects]
@@ -173,7 +180,7 @@ class _CaptionWriter:
         )
 
     def describe_other_object(self) -> DemoCaption:
-        """Describe the background and one object: if possible, not the one that :meth:`describe_one_object` describes."""
+        """Describe the background and one object. With several objects, :meth:`describe_one_object` describes another one."""
         which = ("size", "colour", "shape") if self.has_one_object else ("texture", "colour", "shape")
         facts = [("background",), *self.list_object_facts(self.second_index, *which, "place")]
         place = self.build_place_text(self.scene.objects[self.second_index])
@@ -241,9 +248,10 @@ DEFAULT_N_IMAGES = 5500  # 4,000 images for training, 500 for validation and 1,0
 def create_demo(out: Path, n_images: int = DEFAULT_N_IMAGES, seed: int = 0, name: str = "demo") -> Path:
     """Draw ``n_images`` scenes with five captions each, and write ``out/images`` and then ``out/dataset.json``.
 
-    About 8/11 of the images are for training, 1/11 for validation and 2/11 for testing. Every sentence has ``phrases`` with
-    the first token, the number of tokens, the ``boxes`` (x1, y1, x2, y2 in pixels) of the objects that the phrase names, and
-    the ``kind``: ``object``, or ``scene`` for the background, which has no boxes. Returns the path of ``dataset.json``.
+    About 8/11 of the images are for training, 1/11 for validation and 2/11 for testing. Each caption has ``phrases``. The
+    entry of a phrase has the first token, the number of tokens, the ``kind`` (``object``, or ``scene`` for the background)
+    and the ``boxes`` (x1, y1, x2, y2 in pixels) of the objects. A background has no boxes. Returns the path of
+    ``dataset.json``.
     """
     if n_images < 6:
         raise UserError(f"--images {n_images}: the demo needs at least 6 images, so that no split is empty")

@@ -47,20 +47,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" ({hint}nearest of {len(names)}: {', '.join(nearest)})"
 
 
-def import_extra(module: str, what: str, extra: str) -> Any:
-    """Import ``module`` from a package that only the optional group of dependencies ``extra`` installs.
+def import_extra(module: str, needed_by: str, extra: str) -> Any:
+    """Import ``module``, which belongs to a package of the optional dependencies ``extra``.
 
-    Raises UserError if the package is missing. The message states that ``what`` needs it, and how to install it.
+    ``needed_by`` names the feature or option that needs the package, for the error message. Raises UserError, with the command
+    that installs the package, if the package is missing.
     """
     try:
         return import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise UserError(f"{what} needs the package {package}: {extra_install_command(extra)}") from None
+        raise UserError(f"{needed_by} needs the package {package}: {extra_install_command(extra)}") from None
 
 
 def extra_install_command(extra: str) -> str:
-    """Return the shell command that installs this package, or this git checkout, with the optional dependencies ``extra``."""
+    """Return the shell command that installs this program with the optional dependencies ``extra``."""
     root = Path(__file__).resolve().parents[1]
     return f"pip install -e '{root}[{extra}]'" if (root / "setup.cfg").is_file() else f"pip install 'vse-pipeline[{extra}]'"
 

@@ -119,7 +119,10 @@ def whole_number_from(low: int) -> AllowedValues:
 
 
 def number_between(low: float, high: float, low_excluded: bool = False) -> AllowedValues:
-    """Return the allowed values of an option that takes numbers from ``low`` (perhaps excluded) to ``high``."""
+    """Return the allowed values of an option that takes numbers from ``low`` to ``high``.
+
+    With ``low_excluded``, numbers must be above ``low``.
+    """
     description = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
     return AllowedValues(
         description,

@@ -80,10 +80,10 @@ def command(
 ) -> Callable[[Callable[[Any], None]], click.Command]:
     """Return a decorator that turns a function of one :class:`Options` object into a click command.
 
-    The docstring of the function, or ``text``, is the help of the command. The command has no options for the fields
-    ``leave_out``. ``defaults`` replaces some defaults of the model; the value ``...`` makes an option required. If the user
-    gives ``--force``, outputs may replace files of other kinds while the function runs; with ``--allow-code``, users' own code
-    may run.
+    The fields of the model (the class of this object) become the options of the command, except the fields ``leave_out``. The
+    docstring of the function, or ``text``, is the help. ``defaults`` replaces some defaults of the model; the value ``...``
+    makes an option required. ``group`` is a group of commands to which the command is added. ``cls`` is the class of the
+    command. With ``--force``, an output may replace a file of any kind. With ``--allow-code``, users' own code may run.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:

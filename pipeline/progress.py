@@ -42,9 +42,11 @@ def progress_bar(
     unit_scale: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """Return a tqdm bar over ``items``; without ``items``, the caller calls ``update``. A ``hidden`` bar prints nothing.
+    """Return a progress bar (tqdm) over ``items``. Without ``items``, the caller calls ``update`` on the bar.
 
-    ``initial`` units are already done; ``unit_scale`` shortens numbers (12.3k). Without terminal and notebook, it logs lines.
+    ``desc`` is the text in front of the bar. ``total`` is the number of units, and ``unit`` is the name of one unit.
+    ``initial`` is the number of units that are already done. ``unit_scale`` shortens numbers (12.3k). A ``hidden`` bar prints
+    nothing. Outside of a terminal or notebook, the bar logs lines.
     """
     notebook = is_notebook()
     options: dict[str, Any] = {"desc": desc, "total": total, "initial": initial, "unit_scale": unit_scale}

@@ -97,7 +97,7 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_stream(self) -> bool:
-        """True unless --verbose is given: then Snakemake prints its own output."""
+        """False with --verbose: then Snakemake prints its own output. Otherwise True."""
         return not self.common_settings.verbose
 
     def emit(self, record: LogRecord) -> None:
@@ -209,7 +209,10 @@ class LogHandler(LogHandlerBase):
             self._print(f"report: {path}")
 
     def _refresh_bar(self) -> None:
-        """Display the last log line of the most recently started step behind the bar, until the workflow ends."""
+        """Update the text behind the bar every second until the workflow ends.
+
+        The text is the name and the last log line of the step that started last.
+        """
         while not self._ended.wait(_REFRESH_SECONDS):
             if running := list(self._running.values()):
                 lines = [line for log in running[-1].logs for line in read_last_lines(log, 1)]
@@ -230,8 +233,8 @@ def _remove_traceback(message: str) -> str:
     return "\n".join(line for line in lines if line and not _ERROR_HEADER_PATTERN.fullmatch(line))
 
 
-_DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "phrase": "phrase to region"}
-_COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r"}
+_TITLES_BY_DIRECTION = {"i2t": "image to text", "t2i": "text to image", "phrase": "phrase to region"}
+_TITLES_BY_METRIC = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r"}
 _LOG_TAIL_BYTES = 20_000
 _LOG_SUFFIX_PATTERN = re.compile(r"\s*2>&1 \| tee \S+$")
 
@@ -254,7 +257,10 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_result(rule: str, output: Path) -> str:
-    """Return a text for a finished step: rsum or R@1 of a training or an evaluation, or else the path of the ``output``."""
+    """Return the result of a finished step as text: rsum or R@1 of a training or an evaluation, or else the ``output`` path.
+
+    rsum is the sum of the recalls R@1, R@5 and R@10 in both directions.
+    """
     try:
         if rule == "train":
             return f"val rsum {read_json(output)['best_rsum']:.1f}"
@@ -269,12 +275,14 @@ def describe_result(rule: str, output: Path) -> str:
 def format_metrics(result: Path) -> Iterator[str]:
     """Yield the lines of a table for a result file: R@K and median rank for each protocol and direction, rsum per protocol."""
     for name, protocol in _read_metrics_by_protocol(result).items():
-        columns = [key for key in _COLUMNS if any(key in protocol.get(direction, {}) for direction in _DIRECTIONS)]
+        columns = [
+            key for key in _TITLES_BY_METRIC if any(key in protocol.get(direction, {}) for direction in _TITLES_BY_DIRECTION)
+        ]
         if not columns:
             continue
         title = f"{result} ({name})"
-        yield f"{title:<44}" + "".join(f"{_COLUMNS[key]:>7}" for key in columns)
-        for direction, words in _DIRECTIONS.items():
+        yield f"{title:<44}" + "".join(f"{_TITLES_BY_METRIC[key]:>7}" for key in columns)
+        for direction, words in _TITLES_BY_DIRECTION.items():
             if direction in protocol:
                 metrics = protocol[direction]
                 values = (f"{_mean_over_seeds(metrics[key]):7.1f}" if key in metrics else " " * 7 for key in columns)
@@ -284,7 +292,7 @@ def format_metrics(result: Path) -> Iterator[str]:
 
 
 def read_last_lines(log: Path, count: int) -> list[str]:
-    """Return the last ``count`` lines of a log that are not blank, safe for a terminal; an empty list without a file."""
+    """Return the last ``count`` lines of a log that are not blank, safe for a terminal; no lines if it is missing."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
@@ -303,7 +311,9 @@ def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> st
 def _read_metrics_by_protocol(result: Path) -> dict[str, dict[str, Any]]:
     """Return the metrics in a result file by protocol. If several protocols have equal metrics, return only the last one."""
     protocols = read_json(result)["protocols"]
-    names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
+    names = {
+        str([protocol.get(direction) for direction in _TITLES_BY_DIRECTION]): name for name, protocol in protocols.items()
+    }
     return {name: protocols[name] for name in names.values()}
 
 
@@ -315,5 +325,5 @@ def _describe_rsum(protocol: Mapping[str, Any]) -> str:
 
 
 def _mean_over_seeds(metric: Any) -> float:
-    """Return a metric, or its mean over several seeds."""
+    """Return a metric. For a result of several seeds, return the mean of the metric over the seeds."""
     return float(metric["mean"] if isinstance(metric, Mapping) else metric)

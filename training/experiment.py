@@ -127,9 +127,9 @@ class ExperimentConfig(ExperimentOutline):
         return self
 
     def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
-        """Raise ValueError if this experiment cannot train nested embeddings, whose first ``n`` numbers are embeddings, too.
+        """Raise ValueError if this experiment cannot train nested embeddings.
 
-        ``dims`` : the values of ``n``.
+        For each n in ``dims``, the first n numbers of a nested embedding are trained as an embedding, too.
         """
         if self.solver.reads_phrases or self.adversary is not None:
             raise ValueError("loss.nested is for training on captions without an adversary")
@@ -186,7 +186,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a ladder's combinations that can be trained, and the reasons why the others cannot, by name.
+    """Return the names of a ladder's trainable combinations, and by name the reason against each other combination.
 
     A ladder is a preset that combines features with experiments. A reason is, for example, that a similarity or solver accepts
     only words, only single vectors or only sets. ``dataset`` is the data set whose preset may change settings; None for no

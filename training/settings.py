@@ -238,7 +238,7 @@ class SolverSettings(Settings):
 
 
 class GradientSettings(SolverSettings):
-    """The choice of gradient descent with Adam (VSE++ paper, section 3.2) or AdamW. :class:`TrainConfig` has its settings."""
+    """Gradient descent with Adam (VSE++ paper, section 3.2) or AdamW. All further settings are in :class:`TrainConfig`."""
 
     solver_class_path: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 

@@ -238,7 +238,7 @@ def _find_feature_names(experiment: ExperimentConfig, inputs: RunInputs) -> dict
 
 
 def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
-    """Call ``decide`` in the first process, and return the result in all. If ``decide`` raises UserError, all raise it."""
+    """Call ``decide`` in the first process, and return its result in all processes. A UserError is raised in all, too."""
     refusal = None
     code = -1
     if processes.is_first:

@@ -70,19 +70,19 @@ def is_text_or_path(value: object) -> bool:
 
 
 def is_list_of(is_allowed: Callable[[Any], bool], value: object) -> bool:
-    """Return whether a value is a list or another collection, and ``is_allowed`` is true for each item."""
+    """Return whether a value is a list or another collection, and ``is_allowed`` returns True for each of its items."""
     if isinstance(value, str | bytes | os.PathLike | Mapping) or getattr(value, "ndim", 1) != 1:
         return False
     return isinstance(value, Iterable) and not isinstance(value, Iterator) and all(map(is_allowed, value))
 
 
 def is_one_or_list_of(is_allowed: Callable[[Any], bool], value: object) -> bool:
-    """Return whether ``is_allowed`` is true for a value, or for each item of a list."""
+    """Return whether ``is_allowed`` returns True for a value or, if the value is a list, for each of its items."""
     return is_allowed(value) or is_list_of(is_allowed, value)
 
 
 def are_paths(value: object) -> bool:
-    """Return whether a value is a path, a list of paths, or an iterator, whose items are not checked."""
+    """Return whether a value is a path, a list of paths, or an iterator. The items of an iterator are not checked."""
     return is_one_or_list_of(is_path, value) or isinstance(value, Iterator)
 
 
@@ -94,7 +94,7 @@ def are_settings(value: object) -> bool:
 
 
 def is_column_mapping(value: object) -> bool:
-    """Return whether a value maps texts (the names of fields) to the name of a column, or to a list of names of columns."""
+    """Return whether a value is a mapping from names of fields to names of columns: one name or a list for each field."""
     return isinstance(value, Mapping) and all(is_text(key) and is_one_or_list_of(is_text, value[key]) for key in value)
 
 
@@ -185,9 +185,8 @@ def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Paramete
 def describe_arguments(*models: type[Options]) -> Callable[[_Function], _Function]:
     """Return a decorator that adds the descriptions of arguments to the docstring of a function.
 
-    An argument that the docstring already describes keeps its description. For any other argument, the decorator adds the help
-    of the command option with the same name. ``models`` are the classes with these options. Raises TypeError if there is no
-    such option.
+    ``models`` are classes of command options. An argument that the docstring already describes keeps its description. For any
+    other argument, the decorator adds the help of the option with the same name. Raises TypeError if no option has this name.
     """
     fields = {name: field for model in reversed(models) for name, field in _collect_nested_fields(model).items()}
 
@@ -236,8 +235,8 @@ def replace_option_names(message: str) -> str:
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
     """Bind the arguments of a call to the parameters of ``function``, and convert them to plain Python values.
 
-    Raises UserError if an argument is unknown, missing or not allowed. For an argument of an earlier version, the message has
-    the new call.
+    Raises UserError if an argument is unknown, missing or not allowed. If the unknown argument is that of an earlier version,
+    the message has the call that replaces it.
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
@@ -266,9 +265,9 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
 def prefix_argument_name(message: str, function: Any, arguments: Mapping[str, Any]) -> str:
     """Return an error message, preceded by the name of the argument whose path is at the start of the message.
 
-    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. ``arguments``
-    are those of a call of ``function``, by name; the fields of an :class:`Options` object count as arguments, too.
-    A message that does not start with the path of an argument is returned unchanged.
+    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. A message that
+    does not start with the path of an argument is returned unchanged. ``arguments`` has the arguments of a call of
+    ``function`` by name. The fields of an :class:`Options` object count as arguments, too.
     """
     for argument, (allowed, _) in find_allowed_values(function).items():
         value = arguments.get(argument)
@@ -285,7 +284,7 @@ def prefix_argument_name(message: str, function: Any, arguments: Mapping[str, An
 
 @cache
 def find_allowed_values(function: Any) -> dict[str, tuple[AllowedValues, bool]]:
-    """Return for each argument or option its allowed values, and whether None is allowed.
+    """Return a dict from the name of each argument or option to its allowed values, and whether None is allowed.
 
     ``function`` is a function or a class of options.
     """
@@ -320,7 +319,7 @@ def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def as_paths_or_urls(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return paths or URLs as texts, because a path would lose a slash of a URL. Raises UserError if the list is empty."""
+    """Return paths or URLs as texts. A ``pathlib`` path would lose a slash of a URL. Raises UserError if the list is empty."""
     texts = [value] if isinstance(value, str | os.PathLike) else list(value)
     as_paths(texts)
     return [os.fspath(text) for text in texts]
@@ -329,7 +328,7 @@ def as_paths_or_urls(value: str | os.PathLike[str] | Sequence[str | os.PathLike[
 def settings_as_texts(settings: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     """Return settings as a list of texts ``key=value``, the form of the option ``--set``.
 
-    Values in a mapping are Python objects, and are written as YAML.
+    In a mapping, a value that is not a text or path is written as YAML.
     """
     if settings is None:
         return []

@@ -46,7 +46,7 @@ def _is_list(value: Any) -> bool:
 
 
 def read_vectors(argument: str, value: Any) -> NDArray[np.float32]:
-    """Return vectors as an array of float32, (n, dim), or sets of vectors (n, n_vectors, dim).
+    """Return vectors as a float32 array (n, dim), or sets of vectors as a float32 array (n, n_vectors, dim).
 
     ``value`` is an array of numpy or torch, a frame of pandas, a sparse matrix, a list of vectors, or nested lists. Raises
     UserError for any other value, and for numbers that are not finite. ``argument`` is the name of the argument for messages.
@@ -130,9 +130,9 @@ def read_texts(argument: str, value: Any) -> list[str]:
 def read_image_rows(argument: str, value: Any, n_images: int, n_captions: int) -> NDArray[np.int64]:
     """Return for each caption the row of its image, (n_captions,).
 
-    ``value`` has these rows as the user passed them; None stands for one caption per image, in the same order. Raises
-    UserError if there is not one row from 0 to ``n_images - 1`` for each caption. ``argument`` is the name of the argument for
-    messages.
+    ``value`` has these rows as the user passed them. None stands for one caption per image, in the same order. ``argument`` is
+    the name of the argument for messages. Raises UserError if there are not ``n_captions`` rows, or if a row is not from 0 to
+    ``n_images - 1``.
     """
     if value is None:
         if n_captions == n_images:
@@ -165,8 +165,8 @@ def read_image_input(
 ) -> tuple[NDArray[np.float32], list[str] | None]:
     """Return the vectors of images, and the paths of their photos.
 
-    ``value`` has vectors, or paths of photos whose vectors ``photo_features`` computes. Paths without such a function raise
-    UserError. The returned paths are None if ``value`` has vectors.
+    If ``value`` has paths of photos, ``photo_features`` computes their vectors. If ``value`` has vectors, the returned paths
+    are None. Raises UserError if ``value`` has paths, and ``photo_features`` is None.
     """
     if photo_features is None or not are_texts(value):
         return read_vectors(argument, value), None
@@ -179,8 +179,8 @@ def read_caption_input(
 ) -> tuple[NDArray[np.float32] | None, list[str] | None]:
     """Return the vectors and the texts of captions.
 
-    ``value`` has vectors, or texts whose vectors ``text_features`` computes. The returned vectors are None for texts without
-    such a function. The returned texts are None if ``value`` has vectors.
+    If ``value`` has texts, ``text_features`` computes their vectors. If ``text_features`` is None, the returned vectors are
+    None, too. If ``value`` has vectors, the returned texts are None.
     """
     if not are_texts(value):
         if _is_list(value) and len(value) and _is_list(first := next(iter(value))) and are_texts(first):
@@ -220,9 +220,9 @@ def read_array_data(
 
 
 def read_validation(value: Any) -> tuple[Any, Any, Any]:
-    """Return the images, captions and image_of_caption in the argument ``validation``, a tuple of 2 or 3 items.
+    """Return the images, the captions and the image_of_caption in ``value``, the argument ``validation`` of a user.
 
-    With 2 items, image_of_caption is None: there is one caption per image.
+    ``value`` is a tuple of 2 or 3 items. With 2 items, image_of_caption is None, for one caption per image.
     """
     if not isinstance(value, tuple | list) or len(value) not in (2, 3):
         raise UserError(f"validation={format_value(value)}: a tuple (images, captions, image_of_caption) is needed")
@@ -230,7 +230,7 @@ def read_validation(value: Any) -> tuple[Any, Any, Any]:
 
 
 def read_query_vectors(query: Any, is_set: bool) -> NDArray[np.float32]:
-    """Return a query vector as an array (1, dim) or, with ``is_set``, a set of vectors as an array (1, n_vectors, dim)."""
+    """Return a query vector as an array (1, dim). With ``is_set``, return a set of vectors as an array (1, n_vectors, dim)."""
     if query is None or are_texts(query):
         raise UserError(f"query={format_value(query)}: a single text, path or vector is needed")
     vectors = read_vectors("query", [query])

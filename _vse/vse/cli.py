@@ -57,13 +57,13 @@ COMMANDS_BY_TASK = {
         "model": "vse.training.cli:model_group",
     },
 }
-_PLACE_BY_COMMAND = {name: place for commands in COMMANDS_BY_TASK.values() for name, place in commands.items()}
+_IMPORT_PATH_BY_COMMAND = {name: path for commands in COMMANDS_BY_TASK.values() for name, path in commands.items()}
 _SUMMARY_LENGTH = 90  # characters of a command's summary in the help
 
 
 def load_command(name: str) -> click.Command:
     """Import and return a sub-command of ``vse`` by its name, such as ``train``."""
-    found: click.Command = import_object(_PLACE_BY_COMMAND[name])
+    found: click.Command = import_object(_IMPORT_PATH_BY_COMMAND[name])
     return found
 
 
@@ -71,10 +71,10 @@ class _TaskGroup(click.Group):
     """A click group that imports its commands from the modules in ``COMMANDS_BY_TASK``, and lists them by task."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_PLACE_BY_COMMAND)
+        return list(_IMPORT_PATH_BY_COMMAND)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return load_command(cmd_name) if cmd_name in _PLACE_BY_COMMAND else None
+        return load_command(cmd_name) if cmd_name in _IMPORT_PATH_BY_COMMAND else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for task, places in COMMANDS_BY_TASK.items():
@@ -83,8 +83,8 @@ class _TaskGroup(click.Group):
                 formatter.write_dl([(name, one.get_short_help_str(_SUMMARY_LENGTH)) for name, one in commands.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _PLACE_BY_COMMAND and not args[0].startswith("-"):
-            raise UserError(f"no command {args[0]!r}{did_you_mean(args[0], _PLACE_BY_COMMAND)}")
+        if args[0] not in _IMPORT_PATH_BY_COMMAND and not args[0].startswith("-"):
+            raise UserError(f"no command {args[0]!r}{did_you_mean(args[0], _IMPORT_PATH_BY_COMMAND)}")
         return super().resolve_command(ctx, args)
 
 
@@ -230,7 +230,10 @@ def _describe_weights() -> Iterator[tuple[str, str]]:
 
 
 def find_weights(model: str) -> Path | None:
-    """Return a file or folder with the weights of a network, in VSE_WEIGHTS_DIR or in a download cache; None if not found."""
+    """Return the path of the weights of the network ``model``, a file or a folder; None if they are not found.
+
+    The weights are searched in VSE_WEIGHTS_DIR and in the download caches of torch and of the Hugging Face hub.
+    """
     stem = model.rpartition("/")[2]
     torch_hub = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache" / "torch")) / "hub" / "checkpoints"
     hugging_face = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"

@@ -226,7 +226,7 @@ class FeatureFile(PathWrapper):
 
     @check_arguments
     def counts(self, ids: IdSelection = slice(None)) -> NDArray[np.int64]:
-        """Return the number of vectors of each row, such as the regions of each image, (n,).
+        """Return the number of vectors in each row, (n,), such as the number of regions of each image.
 
         Raises [`vse.UserError`][] if the cache is not ragged.
         """

@@ -117,8 +117,8 @@ class EncodingModel:
 class InputEncoder:
     """A loaded model, which encodes photos, texts, and vectors that another program computed.
 
-    ``photo_features`` and ``text_features`` are functions from a list of paths or texts to their vectors. Such a function is
-    None if the model reads photos or texts without it, or cannot read them.
+    ``photo_features`` computes vectors from a list of paths of photos, and ``text_features`` from a list of texts. Each of the
+    functions is None if the model itself reads photos or texts, or cannot read them.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class InputEncoder:
     def encode(
         self, items: Any, are_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
     ) -> EncodedArrays:
-        """Return the embeddings of the captions or images ``items``; a single embedding if ``items`` is one text or path."""
+        """Return the embeddings of ``items``, which are captions or images. A single text or path has a single embedding."""
         single = isinstance(items, str | os.PathLike)
         packed = self.encode_packed([items] if single else items, are_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
@@ -146,7 +146,7 @@ class InputEncoder:
     def encode_packed(
         self, items: Any, are_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hide_progress_bar: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of captions or images as tensors.
+        """Return the embeddings of ``items``, which are captions or images, as tensors.
 
         For a model that compares sets of vectors, one tensor has the vectors of all sets, and another the length of each set.
         ``batch_size`` is the number of vectors or texts that are encoded at once.
@@ -174,7 +174,7 @@ class InputEncoder:
         return SplitEmbeddings(None, self.array_encoder.build_embeddings(encoded_images, encoded_captions, rows))
 
     def _read_input(self, items: Any, are_captions: bool) -> NDArray[np.float32] | list[str]:
-        """Return captions or images as vectors; as texts or paths of photos if the model itself reads these."""
+        """Return captions or images as vectors or, if the model itself reads texts or photos, as texts or paths of photos."""
         name = "captions" if are_captions else "images"
         if isinstance(items, list | tuple) and not items:
             raise UserError(f"{name}={items!r}: at least one {'text' if are_captions else 'path'} or vector is needed")
@@ -265,7 +265,7 @@ class FittedRun:
         photos: Sequence[str] | None,
         device: str,
     ) -> FittedRun:
-        """Read a run that was trained on the arrays ``data`` from ``folder``. The folder is not needed afterwards.
+        """Read from ``folder`` a run that was trained on the arrays ``data``. The folder is not needed afterwards.
 
         ``photos`` are the paths of the images' photos; None if they are unknown.
         """
@@ -289,7 +289,7 @@ class FittedRun:
         )
 
     def search(self, query: PackedEmbeddings, k: int, by_image: bool) -> list[SearchHit]:
-        """Return the best ``k`` captions for an image (``by_image``) or the best ``k`` images for a caption."""
+        """Return the best ``k`` captions for an image if ``by_image`` is True, else the best ``k`` images for a caption."""
         from vse.training.use.model import EncodedQuery
 
         hits = self._searcher.answer(by_image, EncodedQuery(query.unpack_all()), k).hits

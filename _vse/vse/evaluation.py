@@ -57,7 +57,7 @@ EvaluationInput = Annotated[Any, AllowedValues(_EVALUATION_INPUT_DESCRIPTION, la
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """An evaluation that can be run: embeddings (files, or arrays in memory), protocols and options."""
+    """Embeddings to evaluate (files, or arrays in memory), with the protocols and the options of the evaluation."""
 
     embeddings: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
@@ -101,7 +101,7 @@ class EvaluationJob:
 
     @contextmanager
     def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each item of ``embeddings``. Arrays are first written to ``folder``.
+        """Yield a list with an embeddings file for each item of ``embeddings``. Arrays are first written to ``folder``.
 
         In errors about the written files, the name of the model replaces the path.
         """
@@ -185,8 +185,8 @@ class Evaluation(SavableResult):
         """Return this evaluation together with the metrics of two-stage searches.
 
         A two-stage search finds candidates by the vectors of images and captions, and only the candidates are scored exactly.
-        Each number in ``candidates`` is the number of candidates in one search. Raises [`vse.UserError`][] if the embeddings
-        have no vectors for the first stage.
+        For each number in ``candidates``, a search with this number of candidates per query is measured. Raises
+        [`vse.UserError`][] if the embeddings have no vectors for the first stage.
         """
         return self._with_options(rerank=candidates)
 
@@ -278,7 +278,7 @@ def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ..
 def _read_protocol(second_argument: Any) -> str | Sequence[str]:
     """Return the protocol, the second argument in a call ``vse.evaluate(embeddings, protocol)`` of an earlier version.
 
-    Raises UserError if the argument is an array: images must not be given next to embeddings.
+    Raises UserError if the argument is an array, because a call with embeddings has no images.
     """
     if not are_texts(second_argument):
         raise UserError(f"images={format_value(second_argument)}: the first argument has embeddings already; leave images out")
@@ -290,7 +290,7 @@ def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any)
     """Return the embeddings of the images and captions in the arguments of :func:`evaluate`.
 
     In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. A call ``evaluate(X, Y, i)`` shifts the arguments:
-    ``first`` has the images X, ``images`` the captions Y, and ``captions`` the rows i of the images. Missing ones are None.
+    ``first`` has the images X, ``images`` the captions Y, and ``captions`` the rows i of the images. Omitted ones are None.
     """
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:

@@ -19,9 +19,10 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Map each argument in ``names`` (separated by blanks) to the text of the call of ``function`` that replaces it.
+    """Return a dict from each argument in ``names`` to the text of the new call of ``function`` with this argument.
 
-    The argument is now passed in an object. ``options`` is a format string for it, such as ``options=vse.ExtractOptions({})``.
+    The new call passes the argument in an object. ``options`` is a format string for this object, such as
+    ``options=vse.ExtractOptions({})``. Blanks separate the ``names``.
     """
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
@@ -74,7 +75,7 @@ NEW_CALLS_BY_ARGUMENT = {
 
 
 def find_new_call(function: str, argument: str) -> str | None:
-    """Return the text of the call that replaces an argument of an earlier version; None for any other argument."""
+    """Return the text of the call that replaces a former argument of ``function``; None for any other argument."""
     return NEW_CALLS_BY_ARGUMENT.get(function, {}).get(argument)
 
 

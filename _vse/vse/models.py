@@ -189,7 +189,7 @@ class Model(EncodingModel):
         return read_array_data(images, captions, image_of_caption, self.photo_features, self.text_features)
 
     def _read_validation_data(self, data: ArrayData, images: Any, captions: Any, image_of_caption: Any) -> ArrayData:
-        """Return the validation data. Raises UserError if their dimensions or types differ from the training data ``data``."""
+        """Return the validation data. Raises UserError if their shapes or types do not fit the training data ``data``."""
         try:
             other = self._read_data(images, captions, image_of_caption)[0]
         except UserError as error:

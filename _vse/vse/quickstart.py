@@ -161,8 +161,9 @@ class _CommandRunner:
     def train(self, arguments: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
         """Train a run, embed the test split of the data set, and return the path of the embeddings.
 
-        The embeddings also have a correction for hubs. A hub is a candidate that too many queries rank high.
-        ``arguments`` has further arguments of ``vse-train``.
+        ``captions`` is the cache of the caption feature, ``run`` the folder of the run, and ``arguments`` has further
+        arguments of ``vse-train``. The embeddings also have a correction for hubs. A hub is a candidate that too many queries
+        rank high.
         """
         self.run("vse-train", *arguments, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
         self.run("vse-embed", run, "--correct", HUB_CORRECTION)

@@ -31,7 +31,7 @@ _PHOTOS_PER_ROW = 5
 
 
 class SavableResult(SavableObject):
-    """The content of a result file or of a comparison file, which may not be saved yet."""
+    """The content of a result file or of a comparison file, before or after it is saved to a file."""
 
     _output_kind: OutputKind
 

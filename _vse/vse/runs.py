@@ -137,7 +137,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
         with self.permit_own_code():
-            hits = search_run(self.path, given, request, self._choose_files(photos), self._device, self._searcher_cache)
+            hits = search_run(self.path, given, request, self._choose_input_files(photos), self._device, self._searcher_cache)
         return SearchResults(text, hits)
 
     @public_api
@@ -221,8 +221,8 @@ class TrainedModel(EncodingModel, PathWrapper):
         """Return ``corpus`` if it is a folder of photos; None if it is an embeddings file or a folder of arrays."""
         return corpus if corpus.is_dir() and not any(corpus.glob("*.npy")) else None
 
-    def _choose_files(self, photos: Path | None) -> RunInputOptions:
-        """Return the input files of a search: for the folder ``photos`` alone or, if it is None, all files of this model."""
+    def _choose_input_files(self, photos: Path | None) -> RunInputOptions:
+        """Return the input files of a search: ``photos`` and the folder of weights; all input files if ``photos`` is None."""
         files = self._file_options
         return files if photos is None else RunInputOptions(images=photos, weights_dir=files.weights_dir)
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
 
 _CAPTION_IMAGE_IDS_KEY = "caption_image_ids"  # the name of image_of_caption in files
-_SIDE_BY_ID_ARRAY = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
+# Whether an array has an id for each of the images or for each of the captions.
+_ROW_KIND_BY_ID_ARRAY = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
 
 
 class SplitName(Options):
@@ -238,7 +239,7 @@ def _build_split_embeddings(arrays: dict[str, NDArray[Any]], similarity: str, na
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():
-        axes = 1 if argument in _SIDE_BY_ID_ARRAY else 2
+        axes = 1 if argument in _ROW_KIND_BY_ID_ARRAY else 2
         if array.ndim != axes:
             raise UserError(f"{argument}: an array of {axes} axes is needed, not of shape {array.shape}")
     for argument in ("captions", "image_of_caption"):
@@ -246,7 +247,7 @@ def _build_split_embeddings(arrays: dict[str, NDArray[Any]], similarity: str, na
             raise UserError(f"{argument}=None: an array is needed")
     n_rows = {"images": len(arrays.get("images", arrays.get("scores", ())))}
     n_rows["captions"] = arrays["scores"].shape[1] if "scores" in arrays else len(arrays["captions"])
-    for argument, side in _SIDE_BY_ID_ARRAY.items():
+    for argument, side in _ROW_KIND_BY_ID_ARRAY.items():
         if argument in arrays and len(arrays[argument]) != n_rows[side]:
             origin = "scores" if "scores" in arrays else side
             raise UserError(f"{argument}: {len(arrays[argument])} ids for the {n_rows[side]} {side} in {origin}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.languages import encode_languages
+from vse.pipeline.dataset.languages import build_language_fields
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
@@ -31,8 +31,8 @@ MAX_IN_MEMORY_BYTES = 2**27
 class FolderArrays(NamedTuple):
     """The content of a folder of embeddings.
 
-    The keys of ``arrays`` and ``attributes`` are names in embeddings files, such as ``image_ids`` and ``dataset``. ``source``
-    lists the files that were read.
+    ``arrays`` and ``attributes`` have the same keys as an embeddings file: for example, ``image_ids`` is an array, and
+    ``dataset`` is an attribute. ``source`` lists the files that were read.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -40,15 +40,16 @@ class FolderArrays(NamedTuple):
     source: InputFolder
 
 
-def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[str]) -> FolderArrays:
-    """Read the arrays and attributes of embeddings from the plain files of a folder.
+def read_array_folder(folder: Path, names: Sequence[str], attribute_names: Sequence[str]) -> FolderArrays:
+    """Read the arrays and attributes of embeddings or scores from a folder.
 
-    ``names`` are the array names to look for, such as ``images``; the array is in ``<name>.npy``. Ids may also be in two CSV
-    or parquet tables: ``images`` with the columns ``image_id`` and ``coco_id``, and ``captions`` with ``caption_id``,
-    ``image_id`` (of the caption's image) and ``language``. Without ids the rows are numbered from 0. A parquet table may also
-    have a column ``vector`` or ``embedding``, with a list of numbers in each row. Attributes are read from the optional file
-    ``about.json``; ``attributes`` are its allowed keys. By default, ``dataset`` is the name of the folder, ``split`` is
-    ``test``, and ``similarity`` is ``cosine`` (``scores`` if the folder has scores).
+    ``names`` are the names of the arrays to look for, such as ``images``. The array is in the file ``<name>.npy``. Ids may
+    also be in two tables, CSV or parquet files. The table ``images`` has the columns ``image_id`` and ``coco_id``. The table
+    ``captions`` has ``caption_id``, ``image_id`` (the id of the caption's image) and ``language``. Without ids the rows are
+    numbered from 0. A parquet table may also have a column ``vector`` or ``embedding``, with a list of numbers in each row.
+
+    The optional file ``about.json`` has the attributes; its allowed keys are ``attribute_names``. By default, ``dataset`` is
+    the name of the folder, ``split`` is ``test``, and ``similarity`` is ``cosine`` (``scores`` if the folder has scores).
 
     No file is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
     Raises UserError if a file cannot be read as described.
@@ -75,9 +76,9 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     stored: dict[str, Any] = {"dataset": folder.resolve().name, "split": "test", "similarity": similarity}
     if (path := folder / ABOUT_FILE).exists():
         files[path.name] = InputFile(path)
-        stored |= _read_about(files[path.name], attributes)
+        stored |= _read_about(files[path.name], attribute_names)
     if "caption_languages" in arrays and arrays["caption_languages"].dtype.kind == "U":
-        encoded = encode_languages(arrays["caption_languages"].tolist())
+        encoded = build_language_fields(arrays["caption_languages"].tolist())
         arrays["caption_languages"], stored["languages"] = encoded["caption_languages"], encoded["languages"]
     for ids, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
         rows = next((len(arrays[name]) for name in counted if name in arrays and arrays[name].ndim), None)
@@ -106,11 +107,11 @@ def _read_array(file: InputFile) -> NDArray[Any]:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
-def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
+def _read_table(file: InputFile, vector_key: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
     """Return the columns of a CSV or parquet table as arrays.
 
-    ``columns`` maps the name of each column of ids in the file to a key of the result. ``vectors`` is the key for the column
-    of vectors, which only a parquet table may have.
+    ``columns`` maps the names of the columns with ids or languages to keys of the result. ``vector_key`` is the key of the
+    result for the column with vectors. Only a parquet table may have such a column.
     """
     import pandas as pd
 
@@ -138,12 +139,15 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
     if len(vector_columns) > 1:
         raise UserError(f"{file.path}: has the columns {' and '.join(vector_columns)}; remove one of them")
     for column in vector_columns:
-        found[vectors] = _parse_vector_column(file.path, column, arrow[column])
+        found[vector_key] = _parse_vector_column(file.path, column, arrow[column])
     return found
 
 
 def _parse_vector_column(path: Path, name: str, column: Any) -> NDArray[Any]:
-    """Return the matrix of a pyarrow column of lists. Raises UserError if two rows have different lengths."""
+    """Return the lists of a pyarrow column as the rows of a matrix.
+
+    Raises UserError if the column does not have lists of numbers, or if a list is empty, lacks a number, or differs in length.
+    """
     lists = column.combine_chunks()
     inner = getattr(column.type, "value_type", None)
     with wrap_read_errors(path, f"a parquet file whose column {name} has lists of numbers"):

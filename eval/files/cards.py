@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 
 class DifferingFact(BaseModel):
-    """A fact in which two models differ: its ``name``, such as ``train.epochs``, and its value for each model."""
+    """A fact in which two models, a and b, differ, such as ``train.epochs``. ``a`` and ``b`` are the values of the models."""
 
     name: str
     a: str
@@ -25,10 +25,10 @@ _CHANGED_SETTING_PATTERN = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
 
 
 def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
-    """Return the name of a model in tables: the name of ``vse-train --name``, or the experiment with its changed settings.
+    """Return the name of a model in tables: the name in ``vse-train --name``, or the experiment with its changed settings.
 
-    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. A change of the image features is not
-    displayed.
+    For example, ``vsepp[margin=0.1]`` is a run of the experiment ``vsepp`` with another margin. A change of the features is
+    not displayed.
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
@@ -36,7 +36,7 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 
 def format_changes_suffix(provenance: Mapping[str, Any]) -> str:
-    """Return the settings of a run that differ from its preset, such as ``[margin=0.1]``; an empty text if none differ."""
+    """Return the settings of a run that differ from its preset, as a text such as ``[margin=0.1]``; empty if none differ."""
     changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in named]

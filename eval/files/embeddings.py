@@ -20,7 +20,7 @@ from vse.eval.files.split import BANK_SCORE_NAMES, MATRIX_NAMES, POOLED_VECTOR_N
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
-from vse.pipeline.dataset.languages import check_languages
+from vse.pipeline.dataset.languages import check_language_fields
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import (
     HASH_ATTRIBUTE,
@@ -67,7 +67,7 @@ EMBEDDINGS_KIND = hdf5_kind(
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     """Write embeddings or scores to a file atomically, and return ``path``.
 
-    All scores are held in memory; :func:`write_scores` holds only a block of them.
+    This function holds all scores in memory; :func:`write_scores` holds only one block of scores.
     """
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
@@ -96,10 +96,10 @@ def write_scores(
 
     Parameters
     ----------
-    embeddings : ids and attributes of the file, without scores; optionally with vectors of captions for sentence retrieval
+    embeddings : the ids, attributes and optional vectors to write; it has no scores
     i2t : scores for image-to-text retrieval, stored as ``scores_i2t``; without ``t2i`` these scores serve both directions, and
         are stored as ``scores``
-    t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after that of ``i2t``
+    t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after the same block of ``i2t``
     provenance : function that returns the model's features, settings and versions as a JSON text; it is called after the last
         score was computed. None keeps the text in ``embeddings``
     """
@@ -191,16 +191,16 @@ def experiment_name(path: Path, metadata: ModelOutputMetadata) -> str:
 
 
 def find_dataset_file(file: Path, run: ModelOutputMetadata) -> Path | None:
-    """Return the path of the ``dataset.json`` from which an embeddings file was computed; None if it is not recorded.
+    """Return the path of the ``dataset.json`` from which an embeddings file was computed; None if the path is not recorded.
 
-    ``run`` is the content of the embeddings file ``file``. It records the path, relative to the folder of ``file``.
+    ``run`` is the content of the embeddings file ``file``. The recorded path is relative to the folder of ``file``.
     """
     captions = parse_provenance(run).get("captions")
     return resolve_path(file, captions) if isinstance(captions, str) else None
 
 
 def resolve_path(file: Path, relative: str) -> Path:
-    """Join ``relative`` to the folder of ``file``, without resolving symbolic links."""
+    """Return the path ``relative``, which is relative to the folder of ``file``, without resolving symbolic links."""
     return Path(os.path.normpath(file.parent / relative))
 
 
@@ -232,10 +232,10 @@ def require_complete_scores(path: Path, metadata: ModelOutputMetadata, option: s
 def check_same_split(
     first_path: Path, first: Embeddings, path: Path, embeddings: Embeddings, attributes: Sequence[str] = ()
 ) -> None:
-    """Raise UserError if two files differ in data set, split, ids, images or captions.
+    """Raise UserError if two files differ in data set, split, ids, or the hashes of images or captions.
 
-    The files must also have the same values of ``attributes``, such as ``similarity``. The ids must be in the same order. An
-    attribute, or a hash of the data, is compared only if both files have it.
+    The ids must be in the same order. The files must also have the same values of ``attributes``, such as ``similarity``. An
+    attribute or a hash is compared only if both files have it.
     """
     check_same_attributes(first_path, first, path, embeddings, ("dataset", "split", *attributes))
     has_coco_ids = first.coco_ids is not None and embeddings.coco_ids is not None
@@ -309,7 +309,7 @@ def _check_values(path: Path, run: Embeddings) -> None:
     if run.fold is not None and parse_fold(run.fold) is None:
         raise UserError(f"{path}: the attribute fold is {run.fold!r}, and not a text like '0 of 5'")
     if run.caption_languages is not None:
-        check_languages(path, run.caption_languages, str(run.languages), n_captions)
+        check_language_fields(path, run.caption_languages, str(run.languages), n_captions)
     if run.coco_ids is not None and run.coco_ids.shape != (n_images,):
         raise UserError(f"{path}: {n_images} images, but coco_ids of shape {run.coco_ids.shape}")
     for name, numbers, n in (("n_phrases", run.n_phrases, n_captions), ("n_regions", run.n_regions, n_images)):
@@ -339,7 +339,8 @@ def _check_and_compute_row_magnitudes(
 ) -> NDArray[Any]:
     """Return the largest absolute value of each row of ``values``, the matrix ``name`` of the file ``path``.
 
-    Raises UserError if the shape is not (``rows``, ``columns``), or if a row is not finite. None allows any number of columns.
+    Raises UserError if the shape is not (``rows``, ``columns``), or if a row is not finite. If
+    ``columns`` is None, any number of columns is allowed.
     """
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")

@@ -1,4 +1,4 @@
-"""Readers of files in which people judge pairs of an image and a caption: the files of Flickr8k, and TREC qrels.
+"""Readers of people's judgements of pairs of an image and a caption: the files of Flickr8k, and TREC qrels.
 
 Hodosh, Young and Hockenmaier, "Framing Image Description as a Ranking Task", JAIR 2013, collected the judgements of Flickr8k.
 """
@@ -39,7 +39,7 @@ class Judgements:
     ratings : (n_pairs, n_raters) ``expert``: scores from 1 to 4 of three experts; ``crowd``: the share of people who answered
         that the caption describes the image; ``qrels``: the grade in the file
     grades : (n_pairs,) integers from 0: the sum of the experts' scores minus 3, the crowd's share in percent, or the grade
-    right_from : a pair counts as right if its grade is at least this number
+    min_right_grade : the lowest grade of a right pair
     path : the file
     facts : the facts about the judgements for a result file, such as the SHA-256 of ``path``
     """
@@ -49,26 +49,27 @@ class Judgements:
     caption_ids: Int[np.ndarray, " n_pairs"]
     ratings: Float[np.ndarray, "n_pairs n_raters"]
     grades: Int[np.ndarray, " n_pairs"]
-    right_from: int
+    min_right_grade: int
     path: Path
     facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _JudgementFormat:
-    """The format of a file with people's judgements, which has a pair of an image and a caption in each line.
+    """The format of a file with people's judgements. Each line has the judgement of a pair of an image and a caption.
 
-    A line has ``n_fields`` fields, separated by blanks; ``columns`` describes the fields in error messages. The function
-    ``pair`` returns the two names in the fields, and ``ratings`` returns the ratings. ``grade`` computes the grade of the pair
-    from its ratings. The pair counts as right if the grade is at least ``right_from``.
+    A line has ``n_fields`` fields, separated by blanks. Error messages describe the fields by the text ``description``. From
+    the fields of a line, ``get_names`` returns the two names of the pair, and ``parse_ratings`` returns its ratings.
+    ``compute_grade`` returns the grade of the pair from its ratings. The pair is right if its grade is at least
+    ``min_right_grade``.
     """
 
     n_fields: int
-    columns: str
-    pair: Callable[[Sequence[str]], tuple[str, str]]
-    ratings: Callable[[Sequence[str]], list[float]]
-    grade: Callable[[Sequence[float]], float]
-    right_from: int
+    description: str
+    get_names: Callable[[Sequence[str]], tuple[str, str]]
+    parse_ratings: Callable[[Sequence[str]], list[float]]
+    compute_grade: Callable[[Sequence[float]], float]
+    min_right_grade: int
 
 
 def _parse_expert_scores(fields: Sequence[str]) -> list[float]:
@@ -87,7 +88,7 @@ def _parse_grade(fields: Sequence[str]) -> list[float]:
     return [float(max(0, int(fields[3])))]
 
 
-FILE_KINDS = {
+JUDGEMENT_FORMATS = {
     "expert": _JudgementFormat(
         5, "image, caption and three scores from 1 to 4", lambda f: (f[0], f[1]), _parse_expert_scores, lambda r: sum(r) - 3, 6
     ),
@@ -99,18 +100,18 @@ FILE_KINDS = {
 
 
 def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> Judgements:
-    """Read the pairs of an image and a caption that people judged from the file ``path``.
+    """Read judged pairs of an image and a caption from the file ``path``, which is of a ``kind`` such as ``expert``.
 
-    ``kind`` is ``expert``, ``crowd`` or ``qrels``. A pair is left out and counted if its image or caption is not in
-    ``embeddings``, and a warning lists some of these pairs. Lines that cannot be read are also left out and counted.
-    ``dataset_file`` is the ``dataset.json`` in which names such as ``1.jpg`` and ``1.jpg#2`` are looked up; None if it is not
-    known. A file with such names then raises UserError.
+    Pairs whose image or caption is not in ``embeddings`` are left out, and a warning lists some of them. Lines that cannot be
+    read are also left out, with a warning. The result has the numbers of these pairs and lines.
 
-    Raises UserError if more than 1% of the lines cannot be read, or if no pair is in the embeddings.
+    A file may name an image ``1.jpg``, and a caption ``1.jpg#2``. ``dataset_file`` is the ``dataset.json`` in which such names
+    are looked up. If it is None, such names raise UserError. UserError is also raised if more than 1% of the lines cannot be
+    read, or if no pair is in the embeddings.
     """
     file = InputFile(path)
     lines = file.read().decode("utf-8", "replace").splitlines()
-    file_kind = FILE_KINDS[kind]
+    file_format = JUDGEMENT_FORMATS[kind]
     find_ids = _IdFinder(path, embeddings, dataset_file)
     pairs: list[tuple[int, int]] = []
     ratings: list[list[float]] = []
@@ -121,21 +122,23 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
         if not fields:
             continue
         try:
-            if len(fields) != file_kind.n_fields:
+            if len(fields) != file_format.n_fields:
                 raise ValueError
-            line_ratings = file_kind.ratings(fields)
+            line_ratings = file_format.parse_ratings(fields)
         except (ValueError, ZeroDivisionError):
             bad.append(number)
             continue
-        ids = find_ids(*file_kind.pair(fields))
+        ids = find_ids(*file_format.get_names(fields))
         if ids is None:
-            unknown.append(" and ".join(file_kind.pair(fields)))
+            unknown.append(" and ".join(file_format.get_names(fields)))
         else:
             pairs.append(ids)
             ratings.append(line_ratings)
     n_lines = len(pairs) + len(unknown) + len(bad)
     if len(bad) > _MAX_BAD_SHARE * n_lines:
-        raise UserError(f"{path}: line {bad[0]} is not a judgement ({file_kind.columns}), as {len(bad)} of {n_lines} lines")
+        raise UserError(
+            f"{path}: line {bad[0]} is not a judgement ({file_format.description}), as {len(bad)} of {n_lines} lines"
+        )
     if bad:
         log.warning("%s: %d of %d lines cannot be read and are left out, e.g. line %d", path, len(bad), n_lines, bad[0])
     if unknown:
@@ -143,20 +146,20 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
         log.warning("%s: %d of %d pairs are not of this split, e.g. %s", path, len(unknown), n_lines, listed)
     if not pairs:
         raise UserError(f"{path}: none of its {n_lines} pairs has an image and a caption of the split {embeddings.split!r}")
-    grades = np.array([file_kind.grade(one) for one in ratings], np.int64)
+    grades = np.array([file_format.compute_grade(one) for one in ratings], np.int64)
     facts = {
         "sha256": file.sha256,
         "pairs": len(pairs),
-        "right_pairs": int((grades >= file_kind.right_from).sum()),
+        "right_pairs": int((grades >= file_format.min_right_grade).sum()),
         "unknown_pairs": len(unknown),
         "unreadable_lines": len(bad),
     }
     image_ids, caption_ids = np.array(pairs, np.int64).T
-    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, file_kind.right_from, path, facts)
+    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, file_format.min_right_grade, path, facts)
 
 
 class _IdFinder:
-    """A function that maps the two names of a pair to the ids of its image and caption, or to None if one is not in the split.
+    """A function from the two names of a pair to the ids of its image and caption; None if one of them is not in the split.
 
     A name is an id (``12``), a TREC id (``image-12``, ``caption-34``), the name of an image file (``1.jpg``), or the name of
     an image file with the index of a caption (``1.jpg#2``). If both names are ids, the first one belongs to the image.
@@ -205,8 +208,8 @@ def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
 def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
     """Read the judgement files that ``options`` name. Return the judgements by protocol, such as ``judged-expert``.
 
-    ``run`` has the embeddings of the complete test set; they were read from ``file``. ``options.dataset`` is the
-    ``dataset.json`` with the file names of the images; if it is None, the path that is recorded in ``run`` is used.
+    ``run`` has the ids of the complete test set, and was read from ``file``. The file names of the images are read from the
+    ``dataset.json`` in ``options.dataset``; if this option is None, from the ``dataset.json`` whose path ``run`` records.
     """
     files = parse_judgement_files(options.judgements, options.qrels)
     if options.dataset is not None and not files:
@@ -224,8 +227,10 @@ def parse_judgement_files(texts: Iterable[str], qrels: Path | None) -> dict[str,
     given = [("qrels", str(qrels))] if qrels else []
     for text in [part for option in texts for part in option.split(",")]:
         kind, is_pair, name = text.partition("=")
-        if not (is_pair and name) or kind not in FILE_KINDS:
-            raise UserError(f"--judgements {text}: KIND=FILE is needed, e.g. expert=FILE{did_you_mean(kind, FILE_KINDS)}")
+        if not (is_pair and name) or kind not in JUDGEMENT_FORMATS:
+            raise UserError(
+                f"--judgements {text}: KIND=FILE is needed, e.g. expert=FILE{did_you_mean(kind, JUDGEMENT_FORMATS)}"
+            )
         given.append((kind, name))
     repeated = next((kind for kind, _ in given if [other for other, _ in given].count(kind) > 1), None)
     if repeated:

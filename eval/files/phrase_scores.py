@@ -87,7 +87,7 @@ class PhraseScores:
 
     @property
     def identity(self) -> DataIdentity:
-        """The hashes that identify the images and captions that have phrases."""
+        """The ids and hashes of the images and captions that have phrases."""
         images, image_rows = np.unique(self.image_ids, return_index=True)
         captions, caption_rows = np.unique(self.caption_ids, return_index=True)
         photos = None if self.photo_hashes is None else self.photo_hashes[image_rows]
@@ -282,7 +282,7 @@ _MAX_CANDIDATES = 2**19  # candidates of the phrases that are ranked at once
 
 
 class PhraseRanks(NamedTuple):
-    """The rank of each phrase's right box, and the IoU of its best-scoring box.
+    """The rank of each phrase's right box, and the IoU (intersection over union) of its best-scoring box with the true box.
 
     Attributes
     ----------
@@ -296,10 +296,11 @@ class PhraseRanks(NamedTuple):
     best_iou: Float[np.ndarray, " n_phrases"]
 
     def build_queries(self, images: NDArray[np.int64]) -> MeasuredQueries:
-        """Return the phrases as queries with the values of their metrics in percent.
+        """Return the phrases as queries, with the values of their metrics in percent.
 
-        The metrics are R@K, ``bound`` (100 if a candidate is right, else 0) and ``mean_iou`` (the IoU of the best-scoring
-        candidate). ``images`` (n_phrases,) has the index of each phrase's image; a bootstrap resamples these images.
+        The metrics are R@K, ``bound`` (100 if a candidate is right, else 0) and ``mean_iou``, whose value is the IoU
+        (intersection over union) of the best-scoring candidate with the true box. ``images`` (n_phrases,) has the index of
+        each phrase's image; a bootstrap resamples these images.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in DEFAULT_KS}
         return MeasuredQueries(
@@ -314,11 +315,11 @@ def rank_phrases(
     truth: Float[np.ndarray, "n_phrases 4"],
     iou: float,
 ) -> PhraseRanks:
-    """Rank the right boxes of each phrase. A candidate is right if its IoU with the true box is at least ``iou``.
+    """Return the rank of the right box of each phrase, and the IoU (intersection over union) of its best-scoring box.
 
-    The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. ``truth`` has the true boxes. A
-    phrase without a true box (its ``truth`` is NaN) has no right candidate, and gets the rank ``MISSED_RANK``, the largest
-    int64.
+    The candidates of phrase k are at ``offsets[k]:offsets[k + 1]`` in ``scores`` and ``boxes``. A candidate is right if its
+    IoU with the phrase's true box in ``truth`` is at least ``iou``. A phrase without a true box (NaN in ``truth``) has no
+    right candidate. Its rank is ``MISSED_RANK``, the largest int64.
     """
     parts = [
         _rank_block(

@@ -66,7 +66,7 @@ def write_query_table(out: Path, folds: Iterable[FoldAnswers]) -> Path:
 
     The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank`` (0-based; ties count against the
     model), ``right_id``, ``right_score``, ``wrong_id`` and ``wrong_score``. The last four columns have the best right and the
-    best wrong answer. A query without a wrong answer has missing values.
+    best wrong answer. If a query has no wrong answer, ``wrong_id`` and ``wrong_score`` are missing.
     """
     import pandas as pd
 
@@ -102,7 +102,11 @@ def _build_query_rows(fold: FoldAnswers) -> pd.DataFrame:
 
 
 def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if ``folder`` is a file, or if a file to replace in it is one of ``inputs`` or not in TREC format."""
+    """Raise UserError if run and qrels files must not be written to ``folder``.
+
+    ``folder`` must not be a file. The run and qrels files that are already in the folder must be in TREC format, because they
+    are replaced, and they must not be among the ``inputs``.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
@@ -114,9 +118,9 @@ def write_trec_files(folder: Path, seed_embeddings: Sequence[Embeddings], depth:
     """Write the right answers (qrels) and the ranked lists (run files) of a model on the complete split; return the paths.
 
     ``i2t.qrels`` lists the captions of each image, and ``t2i.qrels`` the image of each caption. ``i2t.run`` and ``t2i.run``
-    have the best ``depth`` answers to each query; 0 lists all. With several seeds the run files are named ``i2t-<seed>.run``
-    and ``t2i-<seed>.run``. Among answers with equal scores, wrong answers come first, and the scores are lowered so that they
-    are no longer equal (:func:`vse.eval.ranking.answers.break_ties`).
+    have the best ``depth`` answers to each query; 0 lists all answers. With several seeds the run files are named
+    ``i2t-<seed>.run`` and ``t2i-<seed>.run``. Among answers with equal scores, wrong answers come first. Equal scores are then
+    lowered until they differ (:func:`vse.eval.ranking.answers.break_ties`).
     """
     check_trec_folder(folder)
     first = seed_embeddings[0]

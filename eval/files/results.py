@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from annotated_types import Len
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from vse.eval.files.cards import DifferingFact, display_name
 from vse.eval.options import N_IMAGES_PER_FOLD, published_folder
@@ -32,12 +32,12 @@ class SplitIdentity(BaseModel):
 
     Attributes
     ----------
-    ids : the array whose ids are hashed: ``coco_ids`` or ``image_ids``
-    sha256 : SHA-256 of the sorted ids as a canonical JSON list
+    ids : the name of the array whose ids are hashed: ``coco_ids`` or ``image_ids``
+    sha256 : SHA-256 of the sorted ids, written as a canonical JSON list
     name : name of the published test split with these images, e.g. ``karpathy``; None without such a split
     """
 
-    ids: str
+    ids: str = Field(description="name of the array whose ids are hashed: coco_ids or image_ids")
     sha256: str
     name: str | None = None
 
@@ -45,8 +45,8 @@ class SplitIdentity(BaseModel):
 def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
     """Return the identity of the images with ``ids`` (n,).
 
-    ``kind`` is the name of the array with these ids, ``image_ids`` or ``coco_ids``. ``dataset`` is the data set whose
-    published splits are compared with the ids.
+    ``kind`` is the name of the array with these ids, ``image_ids`` or ``coco_ids``. If a published split of ``dataset`` has
+    the same ids, the identity has its name.
     """
     sha256 = sha256_json(sorted(ids.tolist()))
     return SplitIdentity(ids=kind, sha256=sha256, name=find_split_name(dataset, sha256))
@@ -106,8 +106,11 @@ class ProtocolMetrics(BaseModel):
 
     ``directions`` has the metrics of each direction, such as ``i2t``. In a result file, the directions are keys of the
     protocol itself. ``rsum`` is the sum of the six recalls of ``i2t`` and ``t2i``, and ``mean_recall`` is their mean. ``ci95``
-    has the 95% intervals of all metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases,
-    and ``iou``, the lowest IoU with the true box at which a candidate box is right.
+    has the 95% intervals of all metrics.
+
+    The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases, and ``iou``: a candidate box is right
+    if its IoU (intersection over union) with the true box is at least ``iou``. ``n_phrases`` counts the phrases with a true
+    box, ``n_without_box`` the other phrases, and ``n_without_candidate`` the phrases with a true box but no candidate box.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -167,8 +170,8 @@ class EnsembleMember(BaseModel):
 class PhraseEnsemble(BaseModel):
     """The ensemble of an image-sentence model and a phrase model, which scores phrases with regions.
 
-    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` maps each weight that was tried to its rsum on the
-    validation split.
+    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` maps each weight that was tried to its rsum (the sum of
+    six recalls) on the validation split.
     """
 
     alpha: float
@@ -237,7 +240,10 @@ class Result(BaseModel):
 
 
 class ComparedMetric(BaseModel):
-    """A metric of two models on the same queries, with the interval and p-value of the difference."""
+    """A metric of two models on the same queries: its values ``a`` and ``b``, and their ``difference`` a - b.
+
+    ``ci95`` is the 95% interval of the difference, and ``p`` its p-value.
+    """
 
     a: float
     b: float
@@ -249,7 +255,7 @@ class ComparedMetric(BaseModel):
 class ComparedModel(BaseModel):
     """One of two compared models. Tables display ``name`` or, if ``name`` is empty, ``experiment``.
 
-    ``embeddings`` has, for each seed, the path (``file``) and the SHA-256 of the embeddings.
+    ``embeddings`` has, for each seed, the path (``file``) and the SHA-256 (``sha256``) of the embeddings.
     """
 
     experiment: str
@@ -344,7 +350,7 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
 def drop_transductive_results(paths: Sequence[Path]) -> list[Path]:
     """Return ``paths`` without results whose scores were corrected by queries of the test split (transductive results).
 
-    A warning is logged for each of them.
+    A warning is logged for each result that is left out.
     """
     kept = []
     for path in paths:

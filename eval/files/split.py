@@ -186,9 +186,9 @@ class Embeddings:
         return blocks, blocks_from_scores(t2i, image_of_caption) if self.has_directional_scores else None
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
-        """Return the embeddings or scores of some images and captions, given by their rows.
+        """Return the embeddings or scores of the images and captions with the given rows.
 
-        The rows and columns of scores are selected later, when scores are read.
+        Score matrices are not copied: their rows and columns are selected when they are read.
         """
         selected: dict[str, Any] = {}
         for name in MATRIX_NAMES:

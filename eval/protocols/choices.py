@@ -1,9 +1,10 @@
 """The protocols ``choices`` and ``choices-<kind>``: for an image, a model chooses one of a few captions.
 
-One caption is right. The kind names how the wrong captions were written. The choice of the model is the caption with the
-highest score. For comparison, two rates of right choices are measured without the image. ``text_model`` is the rate of a text
-model. ``text_alone`` is the rate of the evaluated model if the score of a caption is its mean score with all images of the
-file. If these rates are far above chance, the words alone give the right caption away.
+One caption is right. The kind names how the wrong captions were written. The model chooses the caption with the highest score.
+R@1 is the percentage of right choices. Two further percentages come from choices that do not use the image. ``text_model`` is
+the percentage if the caption with the highest score of a text model is chosen. ``text_alone`` is the percentage if the caption
+with the highest mean score over all images of the file is chosen. If one of them is far above chance, the words alone give the
+right caption away.
 
 A group consists of two choices for two images and the same two captions, as in Winoground (Thrush et al., CVPR 2022). Its
 ``text_score`` is 100 if the right caption is chosen for each image, else 0. Its ``image_score`` is 100 if the right image has
@@ -33,9 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChoiceSet:
-    """The caption choices of one protocol. The evaluated embeddings have all their images and captions.
+    """The caption choices of one protocol. The images and captions of all choices are in the evaluated embeddings.
 
-    ``choices`` : the image, the captions and the kind of each choice.
+    ``choices`` : the choices, each with an image, captions and a kind.
     ``facts`` : facts about the choices for the result file, such as the SHA-256 of the file from which they were read.
     """
 
@@ -72,11 +73,13 @@ def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str,
 
 
 def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
-    """Return a query for each choice: R@1 is 100 if the model chooses the right caption, else 0. A tie counts as wrong.
+    """Return a query for each choice, with R@1: 100 if the right caption has the highest score, else 0. A tie counts as wrong.
 
-    ``text_alone`` and ``text_model`` are the rates without the image, and ``chance`` is the rate of a random choice. If all
-    choices are in groups of two, as in Winoground, the ``text_score``, ``image_score`` and ``group_score`` of a choice's group
-    are further metrics. The answers of a query are the right caption, and the wrong caption with the highest score.
+    Two metrics have the same values for choices that do not use the image. In ``text_alone``, the score of a caption is its
+    mean score over all images. In ``text_model``, it is the score of a text model; this metric is left out if a choice has no
+    such scores. ``chance`` is the percentage of right random choices. If all choices are in groups of two, as in Winoground,
+    the ``text_score``, ``image_score`` and ``group_score`` of a choice's group are further metrics. The answers of a query are
+    the right caption, and the wrong caption with the highest score.
     """
     choices = choice_set.choices
     row_of_image = {id_: row for row, id_ in enumerate(run.image_ids.tolist())}
@@ -108,7 +111,7 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
 def _score_groups(choices: Sequence[CaptionChoice], scores: Sequence[Floats]) -> dict[str, Floats]:
     """Return, for each choice, the text score, image score and group score (0 or 100) of its group, as in Winoground.
 
-    A group has two choices for two images and the same two captions. Return an empty dict unless all choices are in groups.
+    A group has two choices, for two images and the same two captions. If a choice is in no such group, the dict is empty.
     """
     members: dict[int | None, list[int]] = {}
     for number, one in enumerate(choices):
@@ -133,7 +136,10 @@ def _score_decisions(choices: Sequence[CaptionChoice], scores: Sequence[NDArray[
 
 
 def _score_captions(run: Embeddings, images: Ints, captions: Sequence[Ints]) -> tuple[list[Floats], Floats]:
-    """Return the scores of the image of each choice with its captions, and the mean score of each caption over all images."""
+    """Return for each choice the scores of its captions with its image, and for each caption its mean score over all images.
+
+    ``images`` and ``captions`` have, for each choice, the row of its image and the rows of its captions.
+    """
     blocks, _ = run.score_blocks()
     found: list[Floats] = [np.empty(0)] * len(images)
     sums = np.zeros(len(run.caption_ids))

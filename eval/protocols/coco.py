@@ -44,8 +44,8 @@ MIN_IMAGE_PAIR_SCORE, MIN_CAPTION_PAIR_SCORE = 2.5, 3.0  # a pair is right from 
 _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 
 
-class JudgedPairs(NamedTuple):
-    """The pairs of similar images and of similar captions in Crisscrossed Captions, as COCO ids (n, 2).
+class SimilarPairs(NamedTuple):
+    """The pairs of similar images and of similar captions in Crisscrossed Captions. Each pair is two COCO ids: (n_pairs, 2).
 
     ``sha256_by_file`` maps the names of the two files from which the pairs were read to their SHA-256.
     """
@@ -55,14 +55,14 @@ class JudgedPairs(NamedTuple):
     sha256_by_file: dict[str, str]
 
 
-def read_judged_pairs(folder: Path) -> JudgedPairs:
+def read_similar_pairs(folder: Path) -> SimilarPairs:
     """Read the pairs of similar images (``sis_test.csv``) and captions (``sts_test.csv``) of Crisscrossed Captions.
 
-    Two images are similar if their score is at least 2.5, two captions if their score is at least 3. Raises UserError if a
-    file is missing, or if a row is not a judgement.
+    Two images are similar if the score in the file is at least 2.5, two captions if it is at least 3. Raises UserError
+    if a file is missing, or if a row does not have two COCO ids and a score.
     """
     images, captions = InputFile(folder / IMAGE_JUDGEMENT_FILE), InputFile(folder / CAPTION_JUDGEMENT_FILE)
-    return JudgedPairs(
+    return SimilarPairs(
         _read_right_pairs(images, ("image1", "image2"), MIN_IMAGE_PAIR_SCORE),
         _read_right_pairs(captions, ("caption1", "caption2"), MIN_CAPTION_PAIR_SCORE),
         {IMAGE_JUDGEMENT_FILE: images.sha256, CAPTION_JUDGEMENT_FILE: captions.sha256},
@@ -70,7 +70,7 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
 
 
 def _read_right_pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Ints:
-    """Return the pairs of COCO ids (n, 2) whose score in a CSV file is at least ``threshold``.
+    """Return the pairs of different COCO ids (n_pairs, 2) whose score in a CSV file is at least ``threshold``.
 
     ``columns`` are the names of the two columns with the ids.
     """
@@ -92,12 +92,12 @@ def _read_right_pairs(file: InputFile, columns: tuple[str, str], threshold: floa
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs, ks: Sequence[int]) -> QueriesByDirection:
+def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: SimilarPairs, ks: Sequence[int]) -> QueriesByDirection:
     """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval with their best answers.
 
     Queries and answers are row indices in ``run``. Ties count against the model. ``coco_ids`` (n_images,) has the COCO id of
-    each image, and ``pairs`` has the right answers. ``ks`` are the values of K in R@K. Raises UserError if ``run`` has no
-    embeddings, or if no two test images are a pair.
+    each image. The two members of a pair in ``pairs`` are right answers to each other. ``ks`` are the values of K in R@K.
+    Raises UserError if ``run`` has no embeddings, or if no pair in ``pairs`` consists of two test images.
     """
     if run.images is None or run.captions is None:
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
@@ -129,8 +129,8 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
 def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[int]]:
     """Return a dict from the row of each query to the rows of its right answers.
 
-    ``pairs`` (n, 2) has pairs of COCO ids, and each of the two is a right answer to the other. ``rows`` maps COCO ids to rows.
-    A pair with an id that is not in ``rows`` is left out.
+    ``pairs`` (n, 2) has pairs of COCO ids. The members of a pair are right answers to each other. ``rows`` maps COCO ids to
+    rows. A pair with an id that is not in ``rows`` is left out.
     """
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
@@ -141,9 +141,10 @@ def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[i
 
 
 def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, QueryRanking]:
-    """For each query, a row of ``vectors`` (n, dim), rank all other rows by their cosine with the query.
+    """Rank for each query all other rows of ``vectors`` (n, dim) by their cosine with the query.
 
-    ``right`` maps the row of each query to the rows of its right answers. The result has the same keys.
+    ``right`` maps the row of each query in ``vectors`` to the rows of its right answers. The result maps the same rows to the
+    rankings.
     """
     check_finite("embeddings", shared_tensor(vectors))
     units = normalise_rows(shared_tensor(vectors))
@@ -212,9 +213,9 @@ def rank_coco_queries(
 def find_right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
-    ``scores`` is (n_candidates,). ``right`` (n_right,) has the index of each right answer in ``scores``. The index is -1 for
-    a right answer that is not a candidate; it gets the position ``n_candidates``. At least one right answer must be a
-    candidate. If scores are equal, wrong candidates come first.
+    ``scores`` (n_candidates,) has the score of each candidate. ``right`` (n_right,) has the index of each right answer in
+    ``scores``, or -1 for a right answer that is not a candidate. The position of such an answer is n_candidates. At least one
+    right answer must be a candidate. If scores are equal, wrong candidates come first.
     """
     present = right[right >= 0]
     right_scores = np.sort(scores[present])[::-1]
@@ -240,7 +241,8 @@ def average_precision_at_r(positions: Ints) -> float:
 class QueryRanking(NamedTuple):
     """The positions of the right answers to one query in the ranked list of candidates, 0-based and ascending.
 
-    ``best_right`` and ``best_wrong`` are the best right and the best wrong candidate: indices in the unsorted candidates.
+    ``best_right`` and ``best_wrong`` are the best right and the best wrong candidate, as indices in the unsorted candidates.
+    ``right_score`` and ``wrong_score`` are the scores of these two candidates.
     """
 
     positions: Ints
@@ -317,9 +319,9 @@ def _read_annotations(
     """Read the right answers to each query from a file of the package eccv-caption.
 
     Return the rows of the queries in the split, ascending, and for each query the indices of its right answers among the
-    candidates; -1 for a right answer that is not a candidate (two captions of ECCV Caption). ``query_rows`` maps the ids of
-    the queries to rows, and ``candidate_rows`` the ids of the candidates to indices. ``query_kind`` is ``image`` or
-    ``caption``, for error messages.
+    candidates. The index is -1 for a right answer that is not a candidate; ECCV Caption has two such captions. ``query_rows``
+    maps the ids of queries to rows, and ``candidate_rows`` maps the ids of candidates to indices. ``query_kind``, ``image`` or
+    ``caption``, is for error messages.
     """
     content = {int(query): right for query, right in json.loads(_read_eccv_caption_file(file_name)).items()}
     rows = find_rows(query_rows, list(content), query_kind)
@@ -351,9 +353,9 @@ def rows_by_id(ids: Ints) -> dict[int, int]:
 
 
 def find_rows(rows: dict[int, int], ids: Sequence[int] | Ints, kind: str) -> Ints:
-    """Return the row of each id. ``rows`` maps ids to rows. Raises UserError if it lacks an id.
+    """Return the row of each id. ``rows`` maps ids to rows. Raises UserError if an id is not in ``rows``.
 
-    ``kind`` is ``image`` or ``caption``, for the message.
+    ``kind``, ``image`` or ``caption``, is for the message.
     """
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)

@@ -26,7 +26,7 @@ from vse.eval.files.results import (
     file_reference,
     hash_file_content,
 )
-from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL, AllEvaluateOptions
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL, AllEvaluateOptions
 from vse.eval.protocols.choices import read_choice_sets
 from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, compute_phrase_differences, read_seed_phrase_scores
 from vse.eval.protocols.protocols import (
@@ -57,15 +57,16 @@ def compare_files(
 ) -> Path:
     """Compare the files of two models (embeddings, scores or phrase scores), and write and return the comparison file.
 
-    Two files belong to two models. If there are more files, they are the seeds of two models, with equally many seeds each,
-    and are paired in their order. The comparison file has the values of each metric, their difference, its 95% interval and
-    its p-value. It is ``out`` or, if ``out`` is None, ``results/<dataset>_<a>_vs_<b>.json``.
+    Two files belong to two models. More files are the seeds of two models, which must have equally many seeds. The seeds of
+    the two models are paired in their order. The comparison file has the values of each metric, their difference, its 95%
+    interval and its p-value. The path of the comparison file is ``out`` or, if ``out`` is None,
+    ``results/<dataset>_<a>_vs_<b>.json``, where a and b are the names of the experiments.
     """
     phrases, threshold = (
         are_phrase_score_files(files, protocol, options.iou),
         DEFAULT_IOU_THRESHOLD if options.iou is None else options.iou,
     )
-    samples = N_COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
+    samples = N_COMPARISON_BOOTSTRAP_SAMPLES if options.bootstrap is None else options.bootstrap
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
     models = _group_files_by_model(files, read_phrase_scores if phrases else read_embeddings)
@@ -99,7 +100,7 @@ def compare_files(
 
 
 def _choose_output_path(files: Sequence[Path], runs: Sequence[Sequence[ModelOutputMetadata]], out: Path | None) -> Path:
-    """Return the path of the comparison file: ``out`` or, if it is None, a path that names the two models.
+    """Return the path of the comparison file: ``out`` or, if ``out`` is None, a path with the names of the two experiments.
 
     ``files`` are the inputs, and ``runs`` has the content of the files of each model. Raises UserError if the path is one of
     the inputs, or an existing file that is not a comparison.
@@ -147,10 +148,10 @@ def _write_comparison(
 
 
 def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], ModelOutputMetadata]) -> tuple[list[Path], list[Path]]:
-    """Divide ``files``, a file per seed, into the files of two models by the model that each file names.
+    """Divide ``files``, a file per seed, into the files of two models. Each file has the name of its model.
 
-    ``read`` reads a file. If there are only two files, each is taken as a model without being read. Raises UserError unless
-    there are two models with equally many seeds.
+    The function ``read`` reads a file. If there are only two files, they are taken as two models and are not read. Raises
+    UserError unless there are two models with equally many seeds.
     """
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")

@@ -87,7 +87,11 @@ class FittedCodec:
     quantiser: Any
 
     def encode(self, vectors: Vectors) -> Any:
-        """Return the codes of ``vectors`` (n, dim): (n, bytes_per_vector) uint8, or float32 for ``float32`` and ``dims``."""
+        """Return the codes of ``vectors`` (n, dim).
+
+        The codes are uint8, (n, bytes_per_vector). Only for ``float32`` and ``dims`` they are float32 vectors; those of
+        ``dims`` have length 1.
+        """
         if self.quantiser is not None:
             return self.quantiser.compute_codes(np.ascontiguousarray(vectors))
         if self.codec.kind == "binary":
@@ -135,7 +139,7 @@ class FittedCodec:
         return index
 
     def search(self, index: Any, queries: Vectors, k: int) -> Any:
-        """Return the rows (n, k) of the ``k`` best vectors in ``index`` (from :meth:`build_index`) for each query."""
+        """Return the rows of the ``k`` best vectors in ``index`` (from :meth:`build_index`) for each of n queries: (n, k)."""
         encoded = self.encode(queries) if self.codec.encodes_queries else queries
         return index.search(np.ascontiguousarray(encoded), k)[1]
 
@@ -220,9 +224,9 @@ def measure_compression(
 def _read_fitting_vectors(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], str]:
     """Return the image and caption vectors to which codecs are fitted, and the name of the split of these vectors.
 
-    ``run`` has the embeddings of one training seed, which were read from ``file``. The vectors are those of the training split
-    if ``train.h5`` is next to ``file``, and otherwise the vectors of ``run``. Raises UserError if the vectors are not compared
-    by inner products.
+    ``run`` has the embeddings of one training seed, which were read from ``file``. If ``train.h5`` is next to ``file``, the
+    vectors are those of the training split; otherwise they are the vectors of ``run``. Raises UserError if the vectors are not
+    compared by inner products, or if ``run`` is one fold of a cross-validation.
     """
     if run.vectors is None or run.similarity != "cosine":
         raise UserError(f"{file}: --compress needs vectors that are compared by inner products; leave it out")
@@ -263,8 +267,11 @@ def _rank_queries(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
     return build_fold(ranks_from_blocks(i2t, t2i), run.image_of_caption())
 
 
-def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> QueriesByDirection:
-    """Select the best ``candidates`` of each query by the compressed vectors, and rank them by the original vectors."""
+def _rerank_queries(run: Embeddings, fitted: FittedCodec, n_candidates: int) -> QueriesByDirection:
+    """Return the queries after a search in two stages.
+
+    The compressed vectors select the best ``n_candidates`` of each query. The original vectors rank the selected candidates.
+    """
     image_of_caption = run.image_of_caption()
     image_of = {"image": np.arange(len(run.image_ids)), "caption": image_of_caption}
     rows_of_queries = {"i2t": np.unique(image_of_caption), "t2i": np.arange(len(image_of_caption))}
@@ -272,7 +279,7 @@ def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> Qu
     for direction, side in _encode_directions(run, fitted).items():
         query_kind, candidate_kind = ("image", "caption") if direction == "i2t" else ("caption", "image")
         queries, image_of_candidate = rows_of_queries[direction], image_of[candidate_kind]
-        near, sure, _ = find_candidates(side.candidates, side.queries[queries], candidates)
+        near, sure, _ = find_candidates(side.candidates, side.queries[queries], n_candidates)
         exact = compute_exact_scores(
             side.original_candidates, side.original_queries[queries], near.numpy(), "cosine", direction
         )

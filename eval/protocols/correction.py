@@ -31,16 +31,16 @@ from vse.eval.ranking.ranks import ScoreMatrix, ranks_from_blocks
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.errors import UserError, did_you_mean
 
-_K, _ALPHA, _BETA = (1, 5, 10, 20, 50, 100), (0.25, 0.5, 0.75, 1.0), (5, 10, 20, 30, 50, 100)
+_K_VALUES, _ALPHA_VALUES, _BETA_VALUES = (1, 5, 10, 20, 50, 100), (0.25, 0.5, 0.75, 1.0), (5, 10, 20, 30, 50, 100)
 # For each method, the values of its parameters that are tried on the validation split.
-METHODS: dict[str, dict[str, tuple[float, ...]]] = {
+PARAMETER_CHOICES: dict[str, dict[str, tuple[float, ...]]] = {
     "mean": {},
-    "csls": {"k": _K},
-    "nnn": {"k": _K, "alpha": _ALPHA},
-    "inverted-softmax": {"beta": _BETA},
-    "qb-norm": {"beta": _BETA},
+    "csls": {"k": _K_VALUES},
+    "nnn": {"k": _K_VALUES, "alpha": _ALPHA_VALUES},
+    "inverted-softmax": {"beta": _BETA_VALUES},
+    "qb-norm": {"beta": _BETA_VALUES},
 }
-Parameters = dict[str, float]
+CorrectionParameters = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class BankScores:
     A bank is a set of images and captions by which a correction finds hubs (candidates near many queries).
 
     ``image_scores`` : (n_images, n_bank_captions). ``caption_scores`` : (n_captions, n_bank_images).
-    ``path``, ``sha256`` : the file with the bank, or with these scores, and its SHA-256; None if the hash is not known.
+    ``path`` : the file with the bank, or with these scores.
+    ``sha256`` : the SHA-256 of this file; None if it is not known.
     ``is_transductive`` : True if the bank contains an image of the evaluated split.
     """
 
@@ -84,23 +85,23 @@ class CorrectedScores:
         return corrected
 
 
-def parse_correction(text: str) -> tuple[str, Parameters]:
+def parse_correction(text: str) -> tuple[str, CorrectionParameters]:
     """Return the method and the parameters in a text such as ``csls`` or ``csls:k=10``.
 
     Raises UserError if the method or a parameter is unknown, or if a value is not a positive number.
     """
     method, _, given = text.partition(":")
-    if method not in METHODS:
-        raise UserError(f"--correct {text}: no method {method!r}{did_you_mean(method, METHODS)}")
-    parameters: Parameters = {}
+    if method not in PARAMETER_CHOICES:
+        raise UserError(f"--correct {text}: no method {method!r}{did_you_mean(method, PARAMETER_CHOICES)}")
+    parameters: CorrectionParameters = {}
     for part in filter(None, given.split(",")):
         name, _, value = part.partition("=")
         try:
             parameters[name] = float(value)
         except ValueError:
             raise UserError(f"--correct {text}: {part} is not NAME=NUMBER") from None
-        if name not in METHODS[method] or parameters[name] <= 0:
-            known = ", ".join(METHODS[method]) or "none"
+        if name not in PARAMETER_CHOICES[method] or parameters[name] <= 0:
+            known = ", ".join(PARAMETER_CHOICES[method]) or "none"
             raise UserError(f"--correct {text}: {part}: the parameters of {method} are positive numbers: {known}")
     return method, parameters
 
@@ -122,7 +123,7 @@ def correct_seed_scores(
     """
     method, given = parse_correction(text)
     banks = [read_bank_scores(file, run, bank) for file, run in zip(files, seeds, strict=True)]
-    missing = [name for name in METHODS[method] if name not in given]
+    missing = [name for name in PARAMETER_CHOICES[method] if name not in given]
     tried: dict[str, float] = {}
     parameters = dict(given)
     if missing:
@@ -171,8 +172,8 @@ def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: 
     return corrected
 
 
-def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
-    for values in product(*(METHODS[method][name] for name in names)):
+def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[CorrectionParameters]:
+    for values in product(*(PARAMETER_CHOICES[method][name] for name in names)):
         yield dict(zip(names, values, strict=True))
 
 
@@ -180,8 +181,9 @@ def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
     """Return the scores of the images and captions in ``run`` with the captions and images of a bank.
 
     ``run`` was read from ``file``. ``bank`` is a file of embeddings, or a split such as ``train``, read from ``train.h5``.
-    Raises UserError if the scores cannot be computed: without vectors, ``bank`` must be the evaluated split, or ``train`` if
-    ``run`` also has scores with images and captions of the training split.
+    If ``run`` has scores instead of vectors, ``bank`` must be the evaluated split or ``train``. For ``train``, ``run`` must
+    also have scores with images and captions of the training split. Raises UserError if this is not so, or if the bank was not
+    computed by the same training run.
     """
     path, source = file, run
     has_scores = run.direction_scores("t2i") is not None
@@ -224,7 +226,7 @@ def _read_other_split(file: Path, run: Embeddings, split: str, why: str) -> tupl
 def _get_score_matrices(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
     """Return the scores (n_images, n_captions) for image-to-text and for text-to-image retrieval.
 
-    If ``run`` has vectors, both are the same matrix of inner products.
+    If ``run`` has vectors, both are the same matrix: the inner products of the vectors.
     """
     if run.vectors is not None:
         scores = InnerProducts(*run.vectors)
@@ -257,8 +259,9 @@ def check_bank_file(path: Path, bank: Embeddings, file: Path, run: Embeddings) -
 def correct_scores(run: Embeddings, bank: BankScores, method: str, parameters: Mapping[str, float]) -> Embeddings:
     """Return embeddings whose inner products are the corrected scores of ``run``.
 
-    ``bank`` has scores with other queries, such as those of the training split. ``method`` and ``parameters`` are, e.g.,
-    ``csls`` and ``{"k": 10}``. If ``run`` has scores of pairs, or if ``method`` is ``qb-norm``, return scores instead.
+    ``bank`` has the scores of the candidates with other queries, such as those of the training split. ``method`` and
+    ``parameters`` are, e.g., ``csls`` and ``{"k": 10}``. If ``run`` has scores of pairs, or if ``method`` is ``qb-norm``, the
+    result has the corrected scores of all pairs instead of vectors.
     """
     image_biases, caption_biases = (
         compute_biases(side, method, parameters) for side in (bank.image_scores, bank.caption_scores)

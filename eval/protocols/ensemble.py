@@ -98,12 +98,13 @@ def build_ensemble(
     outline: ExperimentOutline | None = None,
     alpha: float | None = None,
 ) -> Embeddings:
-    """Return embeddings whose scores are the means of the members' scores; a phrase model has the weight ``alpha``.
+    """Return embeddings whose scores are the means of the members' scores.
+
+    If one of the members is a phrase model, :func:`combine_scores` computes a weighted sum instead of the means.
 
     All members have the same split and similarity; their dimensions, experiments and seeds may differ. The vectors of n
-    members are concatenated and divided by the square root of n: inner products and order scores of the result are then the
-    mean scores. Score matrices are averaged row by row when they are read. An image-sentence model and a phrase model are
-    combined by :func:`combine_scores` instead.
+    members are concatenated and divided by the square root of n. Inner products and order scores of the resulting vectors are
+    the mean scores of the members. Score matrices are averaged row by row when they are read.
 
     Parameters
     ----------
@@ -158,8 +159,9 @@ def _check_members(members: list[MemberFile], compares_captions: bool) -> None:
 def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[Path]) -> list[Path]:
     """Write the ensemble of a single seed to ``path``, or the ensembles of several seeds to ``<name>-<seed>.h5``.
 
-    Return the files. ``<name>.h5`` is the name in ``path``. ``other_files`` are the other inputs and outputs of the command.
-    Raises UserError if a file to write is one of ``other_files``, or an existing file of another kind.
+    Here ``<name>`` is the file name in ``path`` without its suffix. Return the paths of the files. ``other_files`` are the
+    other inputs and outputs of the command. Raises UserError if a file to write is one of ``other_files``, or an existing file
+    of another kind.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
@@ -242,7 +244,7 @@ class PhraseWeight:
 def find_sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
     """Return the image-sentence model and the phrase model of an ensemble; None for an ensemble without a phrase model.
 
-    Raises UserError if an ensemble with a phrase model has other members than one image-sentence model and this phrase model.
+    Raises UserError if an ensemble with a phrase model does not consist of one phrase model and one image-sentence model.
     """
     phrase_models = [member for member in members if member[1].is_from_phrase_model]
     if not phrase_models:
@@ -261,15 +263,15 @@ def find_phrase_member(members: Sequence[MemberFile]) -> Embeddings:
     return next(run for _, run in members if run.is_from_phrase_model)
 
 
-def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
+def choose_phrase_weight(members_by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
     """Return the weight of the phrase model: ``alpha`` or, if ``alpha`` is None, the best weight on the validation split.
 
-    ``by_seed`` has the members (file and embeddings) of each seed's ensemble. The best of the weights
-    0, 0.1, ..., 1 has the highest rsum as a mean over the seeds. For ensembles without a phrase model, return None. The
-    validation files are next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
-    ``test_sentences.h5``. Raises UserError if a validation file is missing.
+    ``members_by_seed`` has the members (file and embeddings) of each seed's ensemble. If they have no phrase model, return
+    None. The weights 0, 0.1, ..., 1 are tried; the best weight has the highest rsum as a mean over the seeds. The validation
+    files are next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to ``test_sentences.h5``.
+    Raises UserError if a validation file is missing.
     """
-    pairs = [pair for members in by_seed if (pair := find_sentence_and_phrase_members(members)) is not None]
+    pairs = [pair for members in members_by_seed if (pair := find_sentence_and_phrase_members(members)) is not None]
     if not pairs:
         if alpha is not None:
             raise UserError("--alpha is the share of phrases, and no file holds scores of phrases (vse-embed --sentences)")
@@ -299,8 +301,8 @@ def combine_scores(
     This is Eq. 8 of Wang et al., TPAMI 2018: d is the distance of image x and sentence y, and d_rp is the mean distance of the
     sentence's phrases to their best regions. If the image-sentence model compares vectors by inner products, d is their
     Euclidean distance. For other models, d is the negative score. If a caption has no phrases, or an image has no regions, D
-    equals d. ``negative_distances`` has -d; None computes it. The scores are (n_images, n_captions). One matrix is held in
-    memory, or two if the scores of the image-sentence model depend on the direction.
+    equals d. ``negative_distances`` has -d; if it is None, -d is computed. The scores are (n_images, n_captions). One matrix
+    is held in memory, or two if the scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentence_file, *phrase_file)
     (_, model), (_, phrase_model) = sentence_file, phrase_file

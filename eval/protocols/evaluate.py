@@ -11,9 +11,9 @@ A call of ``vse-eval FILE.h5`` passes through these files:
 7. ``eval/ranking/statistics.py`` computes the 95% intervals of the metrics.
 8. ``eval/protocols/result_content.py`` combines the seeds, builds the result and formats the printed lines.
 
-With ``--out``, :func:`evaluate_files` writes the result. ``hubness.py`` adds statistics of hubs to the protocol ``full``.
-Ensembles (``ensemble.py``), the COCO protocols (``coco.py``), judgements (``judged.py``) and phrase scores
-(``phrase_evaluation.py``) are further modules.
+With ``--out``, :func:`evaluate_files` writes the result. ``eval/ranking/hubness.py`` adds statistics of hubs
+if the protocol ``full`` is evaluated. Further modules are for ensembles (``ensemble.py``), the COCO protocols (``coco.py``),
+judgements (``judged.py``) and phrase scores (``phrase_evaluation.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PREFIX, TREC_DEPTH, AllEvaluateOptions
 from vse.eval.protocols.choices import ChoiceSet, read_choice_sets
-from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
+from vse.eval.protocols.coco import SimilarPairs, read_similar_pairs
 from vse.eval.protocols.compression import measure_compression
 from vse.eval.protocols.correction import correct_seed_scores
 from vse.eval.protocols.ensemble import (
@@ -210,7 +210,7 @@ def _evaluate_model(
     choices = read_choice_sets(options.choices, whole, out)
     names = list(choices) or select_protocols(model.seed_files, model.seed_embeddings, protocol, options.pairs)
     searches = _measure_approximate_searches(model.seed_files[0], model.seed_embeddings[0], options)
-    pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
+    pairs = None if options.cxc is None else read_similar_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
         raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
     judgements = read_judgement_files(options, model.seed_files[0], whole)
@@ -259,14 +259,14 @@ def _measure_protocols(
     model: _EvaluatedModel,
     protocols: Sequence[str],
     options: AllEvaluateOptions,
-    pairs: JudgedPairs | None,
+    pairs: SimilarPairs | None,
     judgements: Mapping[str, Judgements],
     choices: Mapping[str, ChoiceSet],
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics of each protocol, and the best answers to each query.
 
     The dict has the metrics under ``protocols``, and the comparison of the ranks with FAISS under ``cross_check``. The list of
-    answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``, or None.
+    answers is empty unless ``options.per_query`` is set. ``pairs`` are the similar pairs of the protocol ``cxc``, or None.
     ``judgements`` and ``choices`` have the data of ``judged-...`` and ``choices...``, by protocol.
     """
     with_answers = options.per_query is not None
@@ -304,8 +304,9 @@ def _measure_protocols(
 def _measure_hubs_and_warn(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return statistics of hubs (candidates near many queries), and the mean cosines of two images and of two captions.
 
-    They are averaged over seeds. Logs a warning if they suggest a failed model. ``inputs`` are the embeddings before a
-    correction of their scores. ``metrics`` are the metrics of the protocol ``full``. An ensemble has no cosines.
+    The result has the mean and standard deviation over seeds. A warning is logged if a seed's values suggest that its training
+    failed. ``inputs`` are the embeddings before a correction of their scores. ``metrics`` are the metrics of the protocol
+    ``full``. Cosines are left out for ensembles.
     """
     recalls = {name: _get_mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
     of_seeds = []
@@ -339,8 +340,7 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 def _build_cross_check_entry(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
     """Return the value of ``cross_check`` in a result file: how the ranks of a protocol were compared with a FAISS search.
 
-    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, the reason is
-    returned.
+    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, the reason is given.
     """
     agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:

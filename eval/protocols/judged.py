@@ -1,11 +1,11 @@
-"""The protocols ``judged-expert``, ``judged-crowd`` and ``judged-qrels``, whose right answers are pairs that people accept.
+"""The protocols ``judged-expert``, ``judged-crowd`` and ``judged-qrels``, whose right answers come from people's judgements.
 
 The module also has the protocols of language pairs: with ``en:de``, English captions query German captions.
 
-The candidates are the images and the captions that were judged at least once. A pair is right if people accepted
-it. If nobody judged a pair of an image and its own caption, this pair is right and has the highest grade. Other pairs without
-a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, so these metrics are lower bounds. bpref ignores pairs
-without a judgement, and judged@10 is the share of the first ten answers that were judged.
+The candidates are the images and the captions that were judged at least once. A pair of an image and a caption is right if
+people's grade for the pair is high enough. If nobody judged a pair of an image and its own caption, this pair is right and has
+the highest grade. Other pairs without a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, so these metrics are
+lower bounds. bpref ignores pairs without a judgement. judged@10 is the share of the first ten answers that were judged.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG); Buckley and Voorhees,
 "Retrieval evaluation with incomplete information", SIGIR 2004 (bpref); Musgrave et al., "A Metric Learning Reality Check",
@@ -42,13 +42,13 @@ class JudgedRanking(NamedTuple):
     """The ranking of the candidates for one query: the grades of the candidates, the best-scoring candidate first.
 
     grades : (n_candidates,) grade of each candidate; -1 for a candidate without a judgement
-    own : (n_candidates,) whether a candidate is the query's own caption or image
-    best_right, best_wrong : the best right and the best wrong candidate, as positions in the original, unsorted order
+    is_own : (n_candidates,) whether the candidate is the query's own caption or image
+    best_right, best_wrong : the best right and the best wrong candidate, as indices in the unsorted candidates
     right_score, wrong_score : scores of these two candidates; ``wrong_score`` is -inf if no candidate is wrong
     """
 
     grades: Ints
-    own: NDArray[np.bool_]
+    is_own: NDArray[np.bool_]
     best_right: int
     best_wrong: int
     right_score: float
@@ -56,9 +56,10 @@ class JudgedRanking(NamedTuple):
 
 
 def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDirection:
-    """Return for each direction the queries with a right answer among the judged candidates, their metrics and best answers.
+    """Return the ranked queries of each direction, with their metrics and best answers.
 
-    If scores are equal, candidates with a lower grade come first. Raises UserError if a direction has no such query.
+    The candidates are the judged captions and images. Only queries with a right answer among the candidates are returned. If
+    scores are equal, candidates with a lower grade come first. Raises UserError if a direction has no such query.
     """
     candidates = _JudgedCandidates(run, judgements)
     directions = {}
@@ -77,7 +78,7 @@ class _JudgedCandidates:
     """The judged images and captions of a split, as rows ``images`` and ``captions``, and the grades of all their pairs."""
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:
-        self._run, self._right_from = run, judgements.right_from
+        self._run, self._min_right_grade = run, judgements.min_right_grade
         image_rows, caption_rows, known = _find_judged_rows(run, judgements)
         grades = judgements.grades[known]
         self.images, images = np.unique(image_rows, return_inverse=True)
@@ -86,29 +87,29 @@ class _JudgedCandidates:
         own = self.images[:, None] == self._image_of_caption[self.captions]
         self._grades = np.full(own.shape, _UNJUDGED, np.int64)
         self._grades[images, captions] = grades
-        self._grades[own & (self._grades == _UNJUDGED)] = max(grades.max(initial=0), judgements.right_from)
+        self._grades[own & (self._grades == _UNJUDGED)] = max(grades.max(initial=0), judgements.min_right_grade)
         self._own = own
 
     def rank_captions(self) -> Iterator[tuple[int, JudgedRanking]]:
-        """Rank the captions for each image that has a right caption. Yield its index in ``images``, and the ranking."""
+        """Rank the captions for each image that has a right caption. Yield the index in ``images`` and the ranking."""
         blocks, _ = self._run.score_blocks()
         columns = torch.from_numpy(self.captions)
         for span in blocks.row_slices:
             here = np.flatnonzero((self.images >= span.start) & (self.images < span.stop))
             scores = blocks.score(span, columns).cpu().numpy()
             for image in here.tolist():
-                if (self._grades[image] >= self._right_from).any():
+                if (self._grades[image] >= self._min_right_grade).any():
                     yield (
                         image,
                         self._rank_candidates(scores[self.images[image] - span.start], self._grades[image], self._own[image]),
                     )
 
     def rank_images(self) -> Iterator[tuple[int, JudgedRanking]]:
-        """Rank the images for each caption that has a right image. Yield its index in ``captions``, and the ranking."""
+        """Rank the images for each caption that has a right image. Yield the index in ``captions`` and the ranking."""
         i2t, t2i = self._run.score_blocks()
         for part, scores in iter_caption_scores(t2i or i2t, self.captions):
             for n, caption in enumerate(part.tolist()):
-                if (self._grades[:, caption] >= self._right_from).any():
+                if (self._grades[:, caption] >= self._min_right_grade).any():
                     yield (
                         caption,
                         self._rank_candidates(scores[self.images, n], self._grades[:, caption], self._own[:, caption]),
@@ -116,7 +117,7 @@ class _JudgedCandidates:
 
     def _rank_candidates(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedRanking:
         order = np.lexsort((grades, -scores))
-        right = grades[order] >= self._right_from
+        right = grades[order] >= self._min_right_grade
         first_right, first_wrong = int(order[right.argmax()]), int(order[right.argmin()])
         wrong_score = float(scores[first_wrong]) if not right.all() else -np.inf
         return JudgedRanking(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
@@ -124,11 +125,11 @@ class _JudgedCandidates:
     def build_measured_queries(self, direction: str, rows: Ints, queries: list[JudgedRanking]) -> MeasuredQueries:
         """Return ranked queries with their metrics; ``rows`` has the index of each query in ``images`` or ``captions``."""
         of_queries, of_answers = (self.images, self.captions) if direction == "i2t" else (self.captions, self.images)
-        values = [_compute_metrics(query, self._right_from) for query in queries]
+        values = [_compute_metrics(query, self._min_right_grade) for query in queries]
         query_rows = of_queries[rows]
         answers = BestAnswers(
             query_rows,
-            np.array([np.argmax(query.grades >= self._right_from) for query in queries]),
+            np.array([np.argmax(query.grades >= self._min_right_grade) for query in queries]),
             of_answers[[query.best_right for query in queries]],
             np.array([query.right_score for query in queries]),
             of_answers[[query.best_wrong for query in queries]],
@@ -141,13 +142,13 @@ class _JudgedCandidates:
         )
 
 
-def _compute_metrics(query: JudgedRanking, right_from: int) -> dict[str, float]:
-    right, judged = query.grades >= right_from, query.grades != _UNJUDGED
+def _compute_metrics(query: JudgedRanking, min_right_grade: int) -> dict[str, float]:
+    right, judged = query.grades >= min_right_grade, query.grades != _UNJUDGED
     n_right = int(right.sum())
     precision = np.cumsum(right) / np.arange(1, len(right) + 1)
     values = {
         "r1": right[0],
-        "r1_own": query.own[0],
+        "r1_own": query.is_own[0],
         "rprecision": right[:n_right].mean(),
         "map_at_r": precision[:n_right][right[:n_right]].sum() / n_right,
         "ndcg10": _ndcg(query.grades),
@@ -158,7 +159,7 @@ def _compute_metrics(query: JudgedRanking, right_from: int) -> dict[str, float]:
 
 
 def _ndcg(grades: Ints) -> float:
-    """Return nDCG@10 with grades as gains: the sum of grade / log2(2 + p) over positions p < 10, divided by its maximum."""
+    """Return nDCG@10 with grades as gains: the sum of grade / log2(2 + p) over p < 10 (from 0), divided by its maximum."""
     gains = np.maximum(grades, 0)
     best = np.sort(gains)[::-1][:_DEPTH]
     discounts = 1 / np.log2(np.arange(len(best)) + 2)
@@ -177,7 +178,7 @@ def _bpref(right: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> float:
 
 
 N_CORRELATION_SAMPLES = 200  # bootstrap samples of tau, which takes longer than a mean
-CORRELATIONS = ("tau_b", "tau_c")
+CORRELATION_NAMES = ("tau_b", "tau_c")
 
 
 def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -200,7 +201,7 @@ def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) 
     rng = np.random.default_rng(0)
     order = np.argsort(first.images, kind="stable")
     of_image = np.split(order, np.flatnonzero(np.diff(first.images[order])) + 1)
-    samples: dict[str, list[float]] = {name: [] for name in CORRELATIONS}
+    samples: dict[str, list[float]] = {name: [] for name in CORRELATION_NAMES}
     for _ in range(N_CORRELATION_SAMPLES):
         pairs = np.concatenate([of_image[k] for k in rng.integers(0, len(of_image), len(of_image))])
         drawn = [one.correlate(pairs) for one in rated]
@@ -241,7 +242,7 @@ class _RatedPairs(NamedTuple):
 
         ratings = self.ratings[pairs]
         scores = np.repeat(self.scores[pairs], ratings.shape[1])
-        tau = {name: kendalltau(scores, ratings.ravel(), variant=name[-1]).statistic for name in CORRELATIONS}
+        tau = {name: kendalltau(scores, ratings.ravel(), variant=name[-1]).statistic for name in CORRELATION_NAMES}
         return {name: 100 * float(value) for name, value in tau.items()}
 
 
@@ -259,7 +260,10 @@ def _find_judged_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, In
 
 
 def parse_language_pairs(texts: Sequence[str]) -> list[str]:
-    """Return the protocols for pairs of languages. The pair ``en:de`` gives the protocols ``en:de`` and ``de:en``."""
+    """Return the protocols for pairs of languages. The pair ``en:de`` gives the protocols ``en:de`` and ``de:en``.
+
+    Raises UserError if a text is not a pair of two languages.
+    """
     protocols: list[str] = []
     for text in texts:
         languages = parse_languages(text.replace(":", ","), "--pairs") if text.count(":") == 1 else []
@@ -272,8 +276,8 @@ def parse_language_pairs(texts: Sequence[str]) -> list[str]:
 def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int]) -> QueriesByDirection:
     """Return the ranked queries of a protocol such as ``en:de`` (English captions query German captions).
 
-    The queries are under the direction ``t2t``. Only images with captions in all languages of the file count. Raises UserError
-    if the file has no embeddings of captions, or no captions in one of the two languages.
+    The queries are under the direction ``t2t``. Only the captions of images with captions in all languages of the file are
+    used. Raises UserError if the file has no embeddings of captions, or no captions in one of the two languages.
     """
     if embeddings.captions is None:
         raise UserError(f"the protocol {protocol} needs caption embeddings, and the file has none")

@@ -26,7 +26,7 @@ from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS, select_language
 from vse.eval.options import COCO_PROTOCOLS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.protocols.choices import ChoiceSet, rank_choices
-from vse.eval.protocols.coco import JudgedPairs, are_coco_protocols_available, rank_coco_queries, rank_intramodal_queries
+from vse.eval.protocols.coco import SimilarPairs, are_coco_protocols_available, rank_coco_queries, rank_intramodal_queries
 from vse.eval.protocols.judged import parse_language_pairs, rank_judged_queries, rank_language_pair
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
 from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
@@ -59,7 +59,8 @@ class RankingOptions(NamedTuple):
     max_compared : number of queries of each direction, in all folds together, that are compared with FAISS; 0 for all queries
     find_answers : whether to find the best answers to each query; this scores all pairs once more
     recall_ks : the values of K in R@K
-    judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
+    similar_pairs : pairs of similar images and of similar captions in Crisscrossed Captions, for the directions ``i2i`` and
+        ``t2t`` of ``cxc``
     judgements : the judgements of each protocol of :mod:`vse.eval.protocols.judged`, e.g. ``judged-expert``
     choices : the caption choices of each protocol of :mod:`vse.eval.protocols.choices`
     """
@@ -68,7 +69,7 @@ class RankingOptions(NamedTuple):
     max_compared: int = N_CROSS_CHECK_QUERIES
     find_answers: bool = False
     recall_ks: Sequence[int] = DEFAULT_KS
-    judged_pairs: JudgedPairs | None = None
+    similar_pairs: SimilarPairs | None = None
     judgements: Mapping[str, Judgements] = MappingProxyType({})
     choices: Mapping[str, ChoiceSet] = MappingProxyType({})
 
@@ -156,9 +157,9 @@ def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequen
 
 
 def group_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
-    """Group embeddings into complete test sets: one item of the result for each seed.
+    """Group embeddings into complete test sets, one list for each seed.
 
-    For a cross-validation, an item has the embeddings of one seed for every fold; otherwise it has a single element.
+    For a cross-validation, the list of a seed has the embeddings of every test fold. Otherwise it has a single element.
     """
     by_fold: dict[str | None, list[Embeddings]] = {}
     for embeddings in seed_embeddings:
@@ -266,7 +267,7 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
     """Return the named protocols in a fixed order, and replace ``auto`` by the protocols that it stands for.
 
     ``auto`` stands for several protocols: ``full``; ``1k``, if there are at least 1,000 images and each has a caption; and
-    ``cxc`` and ``eccv``, if this is the test set of COCO and the package eccv-caption is installed. Raises UserError if a
+    ``cxc`` and ``eccv``, if the test set of COCO is included and the package eccv-caption is installed. Raises UserError if a
     protocol does not apply.
     """
     n_images, n_captioned = len(embeddings.image_ids), len(np.unique(embeddings.image_of_caption()))
@@ -286,7 +287,7 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
 
 
 def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING_OPTIONS) -> ProtocolQueries:
-    """Return the ranked queries of a protocol. ``1k`` and ``sentence-1k`` have a fold per 1,000 images, others have one fold.
+    """Return the ranked queries of a protocol. ``1k`` and ``sentence-1k`` have a fold per 1,000 images, others a single fold.
 
     With ``options.cross_check``, ranks are compared with a FAISS search. This is not possible for files with scores of pairs,
     nor for protocols with judged answers, choices or pairs of languages.
@@ -304,10 +305,10 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
         fold = rank_coco_queries(
             protocol, _get_coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.recall_ks
         )
-        if protocol == "cxc" and options.judged_pairs is not None:
+        if protocol == "cxc" and options.similar_pairs is not None:
             fold = {
                 **fold,
-                **rank_intramodal_queries(embeddings, _get_coco_ids(embeddings), options.judged_pairs, options.recall_ks),
+                **rank_intramodal_queries(embeddings, _get_coco_ids(embeddings), options.similar_pairs, options.recall_ks),
             }
         return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _JUDGED_REASON)
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, find_answers=options.find_answers)
@@ -354,7 +355,7 @@ def _rank_pairs(
     image_of_caption = embeddings.image_of_caption()
     # A shortlist has only the scores that determine the rank of each image's best caption. Other captions have no rank.
     is_complete = "shortlist" not in parse_provenance(embeddings)
-    ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=is_complete)
+    ranks = ranks_from_blocks(*embeddings.score_blocks(), with_caption_ranks=is_complete)
     fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors
     if find_answers:
         best = find_best_answers(*embeddings.score_blocks(), ranks)

@@ -120,7 +120,7 @@ def format_result_lines(result: Result) -> list[str]:
 
 
 def summary_line(result: Result, protocol: str) -> str:
-    """Return a line with the metrics of each direction of a protocol, and its rsum, if it has one.
+    """Return a line with the metrics of each direction of a protocol, and with rsum if the protocol has it.
 
     Med r, mean r, nDCG@10, MRR and mAP are left out. The line of a protocol such as ``judged-expert`` has all metrics.
     """
@@ -209,7 +209,7 @@ def _describe_rsum(measured: Mapping[str, Any]) -> str:
 
 
 def combination_line(combination: PhraseEnsemble) -> str:
-    """Return a line with the weight of a phrase model, and the numbers of captions and images that it cannot score."""
+    """Return a line with the weight of a phrase model, and the numbers of captions and images without its scores."""
     origin = "by validation" if combination.rsum_val else "as given"
     without = (
         f"{combination.n_captions_without_phrases:,} captions without phrases, "

@@ -61,7 +61,7 @@ class _BestImagesSoFar:
         self.rows = torch.empty(0, n_captions, dtype=torch.int64)
 
     def update(self, rows: slice, scores: Tensor) -> None:
-        """Add images with their ``scores`` (n, n_captions)."""
+        """Update the best images by the ``scores`` (n, n_captions) of n further images, whose rows are ``rows``."""
         depth = min(OCCURRENCE_DEPTH, len(scores))
         found = torch.topk(scores, depth, 0)
         both = torch.cat([self._scores, found.values.float()])
@@ -112,7 +112,7 @@ def _compute_hub_statistics(n_candidates: int, first: Int[Tensor, "n_queries dep
 
 
 def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
-    """Return the mean cosine over all pairs of rows; 1 for a single row."""
+    """Return the mean cosine over all pairs of two different rows; 1 if there is a single row."""
     units = shared_tensor(vectors).double()
     units = units / units.norm(dim=1, keepdim=True).clamp_min(1e-300)
     n = len(units)
@@ -142,8 +142,8 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
     """Return, for each candidate, the number that a correction of hubs subtracts from all scores of the candidate.
 
     A hub is a candidate near many queries. ``bank`` (n, n_bank) has the scores of n candidates with the queries of a bank, a
-    set such as the captions of the training split. S are the scores of one candidate in ``bank``. ``parameters`` has k, alpha
-    and beta. The number for the candidate depends on ``method``:
+    set such as the captions of the training split. Let S be the row of a candidate in ``bank``. The number for this candidate
+    depends on ``method``; ``parameters`` has k, alpha and beta, as the method needs them:
 
     - ``mean``: the mean of S. The subtraction has the same effect as subtracting the mean vector of the bank from each query.
     - ``csls``: half the mean of the ``k`` largest scores in S.
@@ -169,8 +169,8 @@ def mark_corrected_queries(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.nd
     """Return 1 for each evaluated query that QB-Norm corrects, else 0.
 
     QB-Norm corrects a query if its first candidate is also the first candidate of a query in the bank, a set such as the
-    captions of the training split. ``bank`` (n, n_bank) has the scores of the n candidates with the queries in the bank, and
-    ``queries`` (n, m) their scores with the m evaluated queries.
+    captions of the training split. ``bank`` (n, n_bank) has the scores of the n candidates with the queries in the bank.
+    ``queries`` (n, m) has the scores of the same candidates with the m evaluated queries.
     """
     activated = np.zeros(len(bank), np.int64)
     activated[_find_first_candidates(bank)] = 1

@@ -31,7 +31,7 @@ class Ranks:
     Attributes
     ----------
     i2t : (n_queries,) for each image with captions, the rank of the best of its captions. An image without captions is not a
-        query, but captions search it.
+        query, but it is a candidate for the captions.
     t2i : (n_captions,) rank of each caption's image
     by_caption : (n_captions,) rank of each caption as an answer to its image: the number of captions of other images that
         score at least as high; None if not requested. The lowest of these ranks for an image is its rank in ``i2t``.
@@ -126,7 +126,7 @@ class RightAnswers:
     n_right_before : (n_right,) for each right answer, the number of right answers before it in the list of its query
     positions : (n_right,) 0-based position of each right answer among all candidates of its query
     n_per_query : (n_queries,) number of right answers to each query
-    first_indices : (n_queries,) index in these arrays (n_right,) of each query's first right answer
+    first_indices : (n_queries,) index of each query's first right answer in the arrays (n_right,)
     """
 
     query_indices: Ints
@@ -136,9 +136,9 @@ class RightAnswers:
     first_indices: Ints
 
     @classmethod
-    def from_wrong_before(cls, query_of: Ints, wrong_before: Ints) -> RightAnswers:
-        order = np.lexsort((wrong_before, query_of))
-        query, wrong = query_of[order], wrong_before[order]
+    def from_wrong_counts(cls, query_indices: Ints, n_wrong_before: Ints) -> RightAnswers:
+        order = np.lexsort((n_wrong_before, query_indices))
+        query, wrong = query_indices[order], n_wrong_before[order]
         counts = np.bincount(query)
         first = np.cumsum(counts) - counts
         right_before = np.arange(len(query)) - first[query]
@@ -222,15 +222,15 @@ def metric_title(metric: str) -> str:
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-def compute_position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Floats]:
-    """Return nDCG@10, MRR and mAP for each query, (n_queries,) in percent. The keys are their names in result files.
+def compute_position_metrics(query_indices: Ints, n_wrong_before: Ints) -> dict[str, Floats]:
+    """Return nDCG@10, MRR and mAP of each query, (n_queries,) in percent, by the names of the metrics in result files.
 
     Parameters
     ----------
-    query_of : (n_right,) for each right answer the index of its query, from 0; every query has a right answer
-    wrong_before : (n_right,) for each right answer the number of wrong candidates that are ranked before it
+    query_indices : (n_right,) for each right answer the index of its query, from 0; every query has a right answer
+    n_wrong_before : (n_right,) for each right answer the number of wrong candidates that are ranked before it
     """
-    answers = RightAnswers.from_wrong_before(query_of, wrong_before)
+    answers = RightAnswers.from_wrong_counts(query_indices, n_wrong_before)
     return {name: 100 * metric.compute(answers) for name, metric in POSITION_METRICS.items()}
 
 
@@ -267,7 +267,7 @@ class MeasuredQueries:
         return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
 
     def select(self, rows: NDArray[Any]) -> MeasuredQueries:
-        """Return the queries that ``rows``, a mask (n,) or indices, selects. Their ``answers`` are None."""
+        """Return the queries in ``rows``, which is a mask (n,) or has indices. Their ``answers`` are None."""
         ranks = None if self.ranks is None else self.ranks[rows]
         return MeasuredQueries(
             self.image_rows[rows], {name: values[rows] for name, values in self.values_by_metric.items()}, ranks

@@ -160,7 +160,7 @@ class ScoreBlocks:
         return split_into_slices(self.n_images, self.rows_per_block)
 
 
-def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_ranks: bool = False) -> Ranks:
+def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, with_caption_ranks: bool = False) -> Ranks:
     """Return the ranks in both directions from scores that are computed or read block by block.
 
     Each block of rows is first scored with the captions of its images (possibly no captions), and later with blocks of all
@@ -175,7 +175,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     t2i : the scores by which captions rank images, also (n_images, n_captions) and in blocks of the same shape; None if both
         directions share scores. Each block is requested from ``i2t`` and then from ``t2i``, so that a model can compute both
         blocks in the first request
-    caption_ranks : whether to return the rank of every caption, ``Ranks.by_caption``
+    with_caption_ranks : whether to return the rank of every caption, ``Ranks.by_caption``
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
@@ -187,7 +187,9 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i, by_caption = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
-        image_queries = _ImageRankCounter(rows, own, image_of_caption[own] - rows.start, own_scores_i2t[own], caption_ranks)
+        image_queries = _ImageRankCounter(
+            rows, own, image_of_caption[own] - rows.start, own_scores_i2t[own], with_caption_ranks
+        )
         for columns in split_into_slices(n_captions, i2t.columns_per_block or n_captions):
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
@@ -199,8 +201,8 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
             # The count above includes the right image.
             ranks_t2i[inside] -= (scores[pairs] >= own_scores_t2i[inside]).long()
         ranks_i2t[rows] = image_queries.ranks.amin(1)
-        by_caption[own] = image_queries.ranks[image_queries.rank_rows, image_queries.rank_columns] if caption_ranks else 0
-    ranks = (ranks_i2t[torch.unique(image_of_caption)], ranks_t2i, *([by_caption] if caption_ranks else []))
+        by_caption[own] = image_queries.ranks[image_queries.rank_rows, image_queries.rank_columns] if with_caption_ranks else 0
+    ranks = (ranks_i2t[torch.unique(image_of_caption)], ranks_t2i, *([by_caption] if with_caption_ranks else []))
     return Ranks(*(values.cpu().numpy() for values in ranks))
 
 
@@ -315,14 +317,14 @@ class _ImageRankCounter:
     """The ranks of a block of images, counted while captions are scored block by block.
 
     The own captions of an image are the captions that describe it. ``ranks`` (n_rows, n_ranks) has the rank of each image's
-    best own caption or, with ``caption_ranks``, the rank of each own caption. The rank for the k-th own caption of the block
-    is at ``ranks[rank_rows[k], rank_columns[k]]``.
+    best own caption or, if ``with_caption_ranks``, the rank of each own caption. The rank for the k-th own caption of the
+    block is at ``ranks[rank_rows[k], rank_columns[k]]``.
     """
 
-    def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, own_scores: Tensor, caption_ranks: bool) -> None:
+    def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, own_scores: Tensor, with_caption_ranks: bool) -> None:
         n_rows, self.rank_rows = rows.stop - rows.start, rank_rows
         self.rank_columns = torch.zeros_like(own)
-        if caption_ranks:  # this works because own captions are sorted by image
+        if with_caption_ranks:  # this works because own captions are sorted by image
             n_own = torch.bincount(rank_rows, minlength=n_rows)
             self.rank_columns = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[rank_rows]
         n_ranks = 1 + (int(self.rank_columns.max()) if len(own) else 0)
@@ -351,7 +353,7 @@ class _ImageRankCounter:
 def _score_own_captions(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, parts: list[tuple[slice, Int[Tensor, " _"]]]
 ) -> tuple[Float[Tensor, " n_captions"], Float[Tensor, " n_captions"]]:
-    """Return the scores of all captions with their own images for image-to-text and for text-to-image retrieval.
+    """Return the score of each caption with its own image, for image-to-text and for text-to-image retrieval.
 
     ``parts`` has the image rows of each block, and the indices of the captions of these images. If ``t2i`` is None, both
     directions have the scores of ``i2t``.

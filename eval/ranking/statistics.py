@@ -68,11 +68,13 @@ def compute_differences(
     """Return the difference of two models in each metric, and whether the choice of test images may explain the difference.
 
     ``first`` and ``second`` have the queries of each training seed of the models. Both models must have the same queries and
-    equally many seeds. Seeds are paired in their order. ``seed`` is the random seed of the samples. Each metric of the result
-    is a dict. ``a`` and ``b`` are the means over each model's seeds, and ``difference`` is a - b. ``ci95`` is the interval of
-    the difference by a paired bootstrap. ``p`` is the two-sided p-value of a randomisation test. In each sample, the test
-    swaps the two models' answers to an image and its captions with probability 1/2. The p-value is the share of samples whose
-    absolute difference is at least the observed difference. The observed difference counts as one of the samples.
+    equally many seeds. Seeds are paired in their order. ``seed`` is the random seed of the samples.
+
+    The result has a dict for each metric. ``a`` and ``b`` are the means over each model's seeds, and ``difference`` is a - b.
+    ``ci95`` is the 95% interval of the difference by a paired bootstrap. ``p`` is the two-sided p-value of a randomisation
+    test. In each sample of the test, the two models' answers to an image and its captions are swapped with probability 1/2,
+    for each image. The p-value is the share of samples whose absolute difference is at least the observed absolute difference.
+    The observed difference counts as one of the samples.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
@@ -98,11 +100,11 @@ def compute_differences(
 def bootstrap_seed_metrics(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
-    """Return two lists with an array for each system: a metric of all seeds, and the metric on bootstrap samples.
+    """Return a metric of the seeds of each system, and the same metric on bootstrap samples of the images.
 
-    The arrays are (n_seeds,) and (n_seeds, samples). A system is a model with one or several seeds; all systems have the same
-    samples of images. ``metric`` has the keys, such as ``["i2t", "r1"]``, in the result of
-    :func:`vse.eval.ranking.metrics.compute_fold_metrics`.
+    A system is a model with one or several seeds. Both lists have an array for each system: (n_seeds,) in the first list, and
+    (n_seeds, samples) in the second. All systems have the same samples of images. ``metric`` has the keys of the metric, such
+    as ``["i2t", "r1"]``, in the result of :func:`vse.eval.ranking.metrics.compute_fold_metrics`.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
     observed = [_get_metric(average_metrics([compute_fold_metrics(fold) for fold in folds]), metric) for folds in every]
@@ -227,12 +229,12 @@ class PairwiseTests(NamedTuple):
 
     values : (n_systems,) the metric of each system as a mean over its seeds
     pairs : the test of each pair, in the order of ``itertools.combinations``
-    smallest_visible : the smallest difference that would be significant, as a median over the pairs of systems
+    smallest_significant_difference : the smallest difference of a pair that would be significant, as a median over the pairs
     """
 
     values: Floats
     pairs: list[ComparedPair]
-    smallest_visible: float
+    smallest_significant_difference: float
 
 
 def compare_all_pairs(
@@ -295,11 +297,11 @@ class _SeedNoise(NamedTuple):
 def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds n_samples"]) -> _SeedNoise:
     """Return the noise that comes from the choice of training seeds; 0 for a single seed, whose variance is unknown.
 
-    ``observed`` (n_seeds,) has the metric of each of n seeds. ``resampled`` has the metric on each bootstrap sample. The
-    variance s^2 of ``observed`` also contains a share that the choice of images causes. The test counts this share already, in
-    the variance over bootstrap samples. The share is estimated as (M - V) n / (n - 1). M is the mean over seeds of the
-    variance over samples, and V is the variance over samples of the mean over seeds. The share is subtracted from the
-    variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
+    ``observed`` (n_seeds,) has the metric of each of n seeds. ``resampled`` has the metric of each seed on bootstrap samples
+    of the images. The variance s^2 of ``observed`` also contains a share that the choice of images causes. The test counts
+    this share already, in the variance over bootstrap samples. It is therefore subtracted from s^2 in the variance, but not in
+    the uncertainty (s^2 / n)^2 / (n - 1). The share is estimated as (M - V) n / (n - 1). M is the mean over seeds of the
+    variance over samples, and V is the variance over samples of the mean over seeds.
     """
     n = len(observed)
     if n == 1:
@@ -328,8 +330,9 @@ def correct_p_values(p_values: Floats, method: str) -> Floats:
 def assign_letters(values: Floats, differs: Bool[np.ndarray, "n n"]) -> list[str]:
     """Return one or more letters for each system, such as ``ab``, which tables display next to its metric.
 
-    Two systems have a letter in common if, and only if, they do not differ significantly: if their entry in ``differs`` is
-    False. The system with the highest metric in ``values`` has the letter ``a`` (algorithm of Piepho, 2004).
+    Two systems have a letter in common if, and only if, they do not differ significantly: ``differs[a, b]`` is False for the
+    systems a and b. ``values`` has the metric of each system. The system with the highest metric has the letter ``a``
+    (algorithm of Piepho, 2004).
     """
     groups = [frozenset(range(len(values)))]
     for a, b in combinations(range(len(values)), 2):

@@ -1,6 +1,6 @@
 """Charts of a report as inline SVG.
 
-A chart contains no names that a user chose. They are in the HTML around the chart, which escapes them.
+A chart contains no names that a user chose. The HTML around the chart has these names, and escapes them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 class Bars(NamedTuple):
-    """The bars of one result: ``values`` (n,), and the lower and upper ends (n,) of the whiskers; NaN without whisker."""
+    """The n bars of one result. ``lows`` and ``highs`` are the ends of the whiskers; NaN for a bar without a whisker."""
 
     values: Sequence[float]
     lows: Sequence[float]
@@ -72,11 +72,11 @@ class Curve(NamedTuple):
 def draw_recall_bars(
     label: str, groups: Sequence[tuple[str, Sequence[str]]], series: Sequence[Bars], chance: Sequence[float] = ()
 ) -> Markup:
-    """Draw bars in percent, with the bars of all results next to each other.
+    """Return a bar chart of recalls in percent, with the bars of all results next to each other.
 
     ``groups`` has the title of each group of bars and the names of its bars. ``series`` has the bars of each result.
-    ``chance`` has the value of a random order for each bar, drawn as a dotted line. ``label`` describes the chart for screen
-    readers.
+    ``chance`` has, for each bar, the recall of a random order, drawn as a dotted line. ``label`` describes the chart for
+    screen readers.
     """
     centers, middles, end = _compute_bar_positions([len(names) for _, names in groups])
     width = 0.8 / len(series)
@@ -111,11 +111,11 @@ def draw_training_curves(
     warm_ups: Sequence[tuple[int, int]] = (),
     chance: float | None = None,
 ) -> Markup:
-    """Draw curves of a training, a line per seed, with a ring at the epoch whose weights were kept.
+    """Return a chart of training curves, a line per seed. A ring marks the epoch whose weights were kept.
 
-    ``log`` selects a logarithmic x axis. ``warm_ups`` has pairs: the index of a result, and the last epoch of its warm-up (the
-    first epochs, which have another loss function). A dashed line marks this epoch. ``chance`` is the value of a random order,
-    drawn as a dotted line; None draws no line.
+    ``log`` selects a logarithmic x axis. A warm-up is the first epochs of a training with another loss function. ``warm_ups``
+    has pairs of the index of a result and the last epoch of its warm-up, which a dashed line marks. ``chance`` is the y of a
+    random order, drawn as a dotted line; None draws no line.
     """
 
     def draw(axes: Axes) -> None:
@@ -144,10 +144,10 @@ def draw_training_curves(
 
 
 def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int, n_right: int = 1) -> Markup:
-    """Draw the share of queries by the rank of their first right answer, in bins of increasing width.
+    """Return a chart of the share of queries by the rank of their first right answer, in bins of increasing width.
 
     ``ranks`` has the 0-based ranks (n_queries,) of each result; the chart has 1-based ranks. A dotted line marks the share in
-    a random order, if each query has ``n_right`` right answers.
+    each bin for a random order, if each query has ``n_right`` right answers.
     """
     bins = list_rank_bin_ends(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]
@@ -183,7 +183,7 @@ def list_rank_bin_ends(n_candidates: int) -> list[int]:
 
 
 def _compute_bar_positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
-    """Return the centre of each bar, the middle of each group, and the end of the axis, for groups of ``sizes[k]`` bars."""
+    """Return the centre of each bar, the middle of each group, and the end of the axis. Group k has ``sizes[k]`` bars."""
     centers: list[float] = []
     middles: list[float] = []
     start = 0.0

@@ -148,9 +148,9 @@ class AttentionDrawing:
         return [word for words in self.captions for word in words]
 
     def compute_font_size(self, text: str, lines: int) -> float:
-        """Return the largest font size, in pixels of the photo, at which a line of text fits across the photo.
+        """Return the largest font size, in pixels of the photo, for lines that have a word and its weight.
 
-        The line has the word ``text`` and its weight, and ``lines`` such lines must fit along the longer side of the photo.
+        At this size, the line of the word ``text`` fits across the photo, and ``lines`` lines fit along its longer side.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
@@ -158,7 +158,7 @@ class AttentionDrawing:
 def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> AttentionDrawing:
     """Return the drawing of the attention between a photo and one or more captions.
 
-    ``name`` is the ``element_id`` of the drawing. The words of all captions are numbered from ``first``.
+    ``name`` is the ``element_id`` of the drawing. ``first`` is the index of the first word among all words on the photo.
     """
     photo = attentions[0]
     x1, y1, x2, y2 = photo.boxes.T.round(1).tolist()
@@ -171,8 +171,9 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
 
 
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
-    """Return the words of a caption, numbered from ``first``, with opacities proportional to the weights.
+    """Return the words of a caption, numbered from ``first``, with the opacities of regions for each word.
 
+    The opacity of a region is proportional to its attention weight.
     If each word divides its attention among the regions (``t2i``), each word has a region with the largest opacity. If each
     region divides its attention among the words (``i2t``), only the highest weight of all words has the largest opacity.
     """
@@ -209,7 +210,7 @@ class PhraseBox(NamedTuple):
 class PhrasePhoto(NamedTuple):
     """A photo with the boxes of phrases. ``element_id`` is an identifier that is unique in the report; ``size`` is in pixels.
 
-    ``source`` is the ``src`` of the photo. If the photo cannot be read, ``source`` is None, and the boxes are drawn on an
+    ``source`` is the photo as a data URI. If the photo cannot be read, ``source`` is None, and the boxes are drawn on an
     empty area. ``earlier_element_id`` is the identifier of an earlier drawing of the photo in the report, whose image is
     reused; blank for the first drawing.
     """

@@ -22,7 +22,7 @@ from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.report_inputs import select_query_groups
 from vse.eval.search.top_k import Attention
 
-N_CANDIDATES = 5  # number of candidates displayed for each query
+N_DISPLAYED_CANDIDATES = 5  # number of candidates displayed for each query
 _N_NEGATIVES = 4  # number of hard negatives displayed for image queries and for caption queries
 _LAST_RANKS = (1, 10, 100)  # the last ranks of the first three ranges in _RANK_RANGES
 _RANK_RANGES = ("1", "2 to 10", "11 to 100", "above 100")
@@ -32,7 +32,7 @@ DirectionName = Literal["i2t", "t2i"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate for a query: the ``row`` of a caption (i2t) or an image (t2i), with its 0-based ``rank``."""
+    """A caption (if the query is an image) or an image (if the query is a caption), with its row and its 0-based rank."""
 
     row: int
     rank: int
@@ -62,7 +62,8 @@ class AnswerCard:
     """An answer to display: a caption if the query is a photo, or a photo with its first caption if the query is a caption.
 
     ``rank`` is 1-based. ``caption_words`` are the words of a returned caption, whose attention is drawn on the photo of the
-    query. ``drawing`` is the attention of a query caption on the returned photo. Without attention, both are empty.
+    query. ``drawing`` is the attention of a query caption on the returned photo. Without attention, ``caption_words`` is empty
+    and ``drawing`` is None.
     """
 
     rank: int
@@ -108,7 +109,7 @@ class QueryCard:
 
     @property
     def rank_range(self) -> int:
-        """The index of the range (1, 2 to 10, 11 to 100, above 100) that contains the rank of the query by the first model."""
+        """The range of the first model's rank, as an index: 0 for rank 1, 1 for 2 to 10, 2 for 11 to 100, 3 for above 100."""
         return bisect_left(_LAST_RANKS, self.columns[0].rank)
 
 
@@ -137,7 +138,7 @@ class Gallery:
 
     @property
     def rank_filters(self) -> list[tuple[int, str, int]]:
-        """The index, name and number of cards of each range of ranks that has cards; empty if the gallery has no filters."""
+        """The index, name and number of cards of each range of ranks with cards; empty if the gallery has no filters."""
         counts = Counter(card.rank_range for group in self.groups for card in group.cards)
         return [(index, _RANK_RANGES[index], counts[index]) for index in sorted(counts)] if self.has_filters else []
 
@@ -151,7 +152,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class HardNegative:
-    """A photo and its caption in the training set, and the wrong image or caption with the highest loss (``cost``)."""
+    """A photo and its caption in the training set, and a wrong image or caption (a negative) with a high loss, ``cost``."""
 
     cost: str
     positive: Photo
@@ -170,10 +171,10 @@ def build_gallery(
     attention: Sequence[AttentionReader],
     extremes: bool = False,
 ) -> Gallery:
-    """Return the gallery of one direction with ``n`` queries or, with ``extremes``, two groups of ``n`` queries.
+    """Return the gallery of one direction with up to ``n`` queries or, with ``extremes``, two groups of up to ``n`` queries.
 
-    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. For two models, the queries have the most
-    different ranks. For one model, they are a random sample or, with ``extremes``, the best and the worst.
+    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. The groups of queries are those of
+    :func:`vse.eval.report.report_inputs.select_query_groups`.
     """
     image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)
@@ -208,7 +209,7 @@ def build_gallery(
 
 
 def retrieve_candidates(
-    run: Embeddings, direction: DirectionName, queries: Sequence[int], top: int = N_CANDIDATES
+    run: Embeddings, direction: DirectionName, queries: Sequence[int], top: int = N_DISPLAYED_CANDIDATES
 ) -> list[QueryResult]:
     """Return for each query its ``top`` best candidates in the complete split.
 

@@ -44,8 +44,8 @@ _TEMPLATE_ENVIRONMENT = Environment(
 )
 
 
-def page_kind(template: str) -> OutputKind:
-    """Return the kind of output file of a template's pages. A new page may replace only a page from the same template."""
+def page_output_kind(template: str) -> OutputKind:
+    """Return the kind of output file for pages of ``template``. A new page may replace only a page of the same template."""
     generator = _generator_name(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
@@ -65,17 +65,17 @@ def _generator_name(template: str) -> str:
 
 
 def thumbnail_data_uri(photo: Path, side: int = THUMBNAIL_SIDE) -> str:
-    """Return a small JPEG of an image file as the ``src`` of an ``img``. Raises BadImage if the file cannot be read."""
+    """Return a small JPEG of an image file as a data URI for HTML. Raises BadImage if the file cannot be read."""
     return thumbnail_uri_and_size(photo, side)[0]
 
 
 def thumbnail_uri_and_size(photo: Path, side: int = THUMBNAIL_SIDE) -> tuple[str, tuple[int, int]]:
-    """Return a small JPEG of a photo as the ``src`` of an ``img``, and the width and height of the photo.
+    """Return a small JPEG of a photo as a data URI for HTML, and the width and height of the photo in pixels.
 
     Raises BadImage if the file cannot be read.
     """
     original = decode_image(photo)
-    return jpeg_source(small_jpeg(original, side)), original.size
+    return jpeg_data_uri(small_jpeg(original, side)), original.size
 
 
 def small_jpeg(photo: PillowImage.Image, side: int = THUMBNAIL_SIDE) -> bytes:
@@ -87,14 +87,14 @@ def small_jpeg(photo: PillowImage.Image, side: int = THUMBNAIL_SIDE) -> bytes:
     return content.getvalue()
 
 
-def jpeg_source(content: bytes) -> str:
-    """Return the bytes of a JPEG as the ``src`` of an ``img``."""
+def jpeg_data_uri(content: bytes) -> str:
+    """Return the bytes of a JPEG as a data URI, for the attribute ``src`` of an image in HTML."""
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo to display with its first caption. ``source`` is the ``src`` of the photo; None if it cannot be read."""
+    """A photo to display with its first caption. ``source`` is the photo as a data URI; None if it cannot be read."""
 
     source: str | None
     file: str
@@ -115,7 +115,7 @@ class DatasetPhotos:
         self._sources: dict[int, str | None] = {}
 
     def check_embeddings(self, run: Embeddings) -> None:
-        """Raise UserError unless the data set has all images and captions of the embeddings, and the name in them."""
+        """Raise UserError unless the data set is the one that the embeddings name, and has all their images and captions."""
         path = self.dataset.path
         if run.dataset != self.dataset.name:
             raise UserError(
@@ -159,15 +159,15 @@ class DatasetPhotos:
 
 
 _SEARCH_TEMPLATE = "search.html"
-SEARCH_PAGE_KIND = page_kind(_SEARCH_TEMPLATE)
+SEARCH_PAGE_KIND = page_output_kind(_SEARCH_TEMPLATE)
 
 
 def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], corpus_name: str) -> Path:
     """Write the page of a search with the rank, score, thumbnail, captions and path of each hit; return ``out``.
 
-    ``query`` is a text or the path of a photo. ``corpus_name`` has the names of the model and the split. If a photo cannot be
-    read, its file name is displayed. If the model computes attention, it is drawn on the photos of the hits or, if the hits
-    are captions, on the photo of the query.
+    ``query`` is a text or the path of a photo. ``corpus_name`` names the run, and the split or corpus that was searched. If a
+    photo cannot be read, its file name is displayed. If the model computes attention, it is drawn on the photos of the hits
+    or, if the hits are captions, on the photo of the query.
     """
     by_photo = isinstance(query, Path)
     query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None
@@ -207,7 +207,7 @@ def _readable_thumbnail(photo: Path | None) -> str | None:
 
 
 _PHRASE_TEMPLATE = "phrase_search.html"
-PHRASE_PAGE_KIND = page_kind(_PHRASE_TEMPLATE)
+PHRASE_PAGE_KIND = page_output_kind(_PHRASE_TEMPLATE)
 _PHRASE_PHOTO_SIDE = 900  # pixels of the longer side of the photo
 _N_LISTED_BOXES = 5  # boxes per phrase whose coordinates are listed
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vse.eval.files.phrase_scores import MISSED_RANK, PhraseRanks, PhraseScores, rank_phrases, rowwise_iou
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
-from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.phrase_evaluation import build_phrase_folds
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.ranking.statistics import compute_differences
@@ -45,6 +45,7 @@ class CaptionPiece(NamedTuple):
 class PhraseOutcome(NamedTuple):
     """The outcome of a model for one phrase.
 
+    ``number`` is the number of the phrase in its caption, from 1, and ``types`` lists its types, separated by commas.
     ``is_right`` is True if the highest-scoring box is right. ``iou`` is a text with the IoU of this box and the true box.
     ``first_right`` is a text such as ``right at rank 3`` or ``no right box``; blank if the highest-scoring box is right.
     """
@@ -104,15 +105,15 @@ class _CaptionStats(NamedTuple):
     box and the true box, as a mean over the phrases of a caption.
     """
 
-    ids: NDArray[np.int64]
-    images: NDArray[np.int64]
+    caption_ids: NDArray[np.int64]
+    image_ids: NDArray[np.int64]
     n_phrases: NDArray[np.int64]
     n_right: Sequence[NDArray[np.int64]]
     mean_iou: Sequence[NDArray[np.float64]]
 
 
 def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
-    """Return a dict from the id of each phrase in ``run`` to the phrase in the data set (a mention).
+    """Return a dict from the id of each phrase with scores in ``run`` to its mention, the phrase in the data set.
 
     Raises UserError if the scores belong to other data.
     """
@@ -179,7 +180,7 @@ def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[s
     rng = np.random.default_rng(seed)
     orders = {
         "Best cases: the most phrases, all right": np.lexsort((-mean_iou, -captions.n_phrases, -share)),
-        "Sampled at random": rng.permutation(len(captions.ids)),
+        "Sampled at random": rng.permutation(len(captions.caption_ids)),
         "Worst cases: the most phrases, all wrong": np.lexsort((mean_iou, -captions.n_phrases, share)),
     }
     sizes = dict(zip(orders, [n // 3 + (n % 3 > 0), n // 3, n // 3 + (n % 3 > 1)], strict=True))
@@ -187,7 +188,8 @@ def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[s
     selected: dict[str, list[int]] = {}
     used: set[int] = set()
     for title in (best, worst, random):  # random comes last, because it must not use up the photos of the others
-        selected[title] = captions.ids[take_queries_of_new_images(orders[title], captions.images, sizes[title], used)].tolist()
+        rows = take_queries_of_new_images(orders[title], captions.image_ids, sizes[title], used)
+        selected[title] = captions.caption_ids[rows].tolist()
     return [(title, selected[title]) for title in orders]
 
 
@@ -202,8 +204,8 @@ def _select_contrasting_captions(captions: _CaptionStats, n: int) -> list[tuple[
     groups = []
     for title, sign, size in (("A places more phrases right", 1, n - n // 2), ("B places more phrases right", -1, n // 2)):
         order = np.lexsort((-sign * nearer, -sign * more))
-        rows = take_queries_of_new_images(order[sign * more[order] > 0], captions.images, size, used)
-        groups.append((title, captions.ids[rows].tolist()))
+        rows = take_queries_of_new_images(order[sign * more[order] > 0], captions.image_ids, size, used)
+        groups.append((title, captions.caption_ids[rows].tolist()))
     return groups
 
 
@@ -295,7 +297,7 @@ class MetricBar(NamedTuple):
         return 0.0 if math.isnan(high) else max(min(high, 100.0) - self.whisker_left, 0.0)
 
 
-class TypeRow(NamedTuple):
+class PhraseTypeRow(NamedTuple):
     """A row for a type of phrases, such as people: the number of its phrases, and R@1 of each result."""
 
     name: str
@@ -304,10 +306,13 @@ class TypeRow(NamedTuple):
 
 
 class PhraseSection(NamedTuple):
-    """The phrase section of a report; ``gallery`` is None if phrase scores or the data set are missing."""
+    """The phrase section of a report. ``types`` has a row for each type of phrases, such as people.
+
+    ``gallery`` is None if phrase scores or the data set are missing, or if no captions were requested.
+    """
 
     iou_threshold: str
-    types: Sequence[TypeRow]
+    types: Sequence[PhraseTypeRow]
     gallery: PhraseGallery | None
 
 
@@ -346,7 +351,7 @@ def build_phrase_section(
 
 
 def compute_phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
-    """Return the difference of each phrase metric, first minus second result; empty without phrase scores of two results."""
+    """Return each phrase metric of the first result minus that of the second; empty without phrase scores of two results."""
     runs = [one.phrase_scores for one in inputs if one.phrase_scores]
     if len(runs) < 2:
         return []
@@ -354,7 +359,7 @@ def compute_phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[Rep
     first, second = ([[{PHRASE_PROTOCOL: fold[PHRASE_PROTOCOL]}]] for fold in folds)
     return [
         build_report_difference(METRIC_TITLES[key], metric)
-        for key, metric in compute_differences(first, second, N_COMPARISON_SAMPLES)[PHRASE_PROTOCOL].items()
+        for key, metric in compute_differences(first, second, N_COMPARISON_BOOTSTRAP_SAMPLES)[PHRASE_PROTOCOL].items()
     ]
 
 
@@ -363,13 +368,13 @@ def _get_iou_threshold(report_input: ReportInput) -> float:
     return protocol.iou if protocol and protocol.iou is not None else DEFAULT_IOU_THRESHOLD
 
 
-def _build_type_rows(protocols: Sequence[ProtocolMetrics]) -> list[TypeRow]:
+def _build_type_rows(protocols: Sequence[ProtocolMetrics]) -> list[PhraseTypeRow]:
     names = dict.fromkeys(name for protocol in protocols for name in protocol.per_type)
     rows = []
     for name in names:
         counts = [mean_and_std(protocol.per_type.get(name, {}).get("n_phrases"))[0] for protocol in protocols]
         n_phrases = next((int(count) for count in counts if not math.isnan(count)), 0)
-        rows.append(TypeRow(name, n_phrases, [MetricBar(_type_metric(protocol, name)) for protocol in protocols]))
+        rows.append(PhraseTypeRow(name, n_phrases, [MetricBar(_type_metric(protocol, name)) for protocol in protocols]))
     return sorted(rows, key=lambda row: -row.n_phrases)
 
 

@@ -26,7 +26,7 @@ from vse.eval.report.charts import (
 )
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, AttentionReader
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
-from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
+from vse.eval.report.pages import DatasetPhotos, page_output_kind, write_page
 from vse.eval.report.phrases import are_phrase_results, build_phrase_section, compute_phrase_metric_differences
 from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
 from vse.eval.report.sections import (
@@ -97,16 +97,15 @@ def write_report(
     out : the report to write
     data : path of ``dataset.json``; None uses the path in the embeddings
     embeddings : the embeddings of the first seed, one file for each result; if empty, the paths in the results are used
-    queries : number of queries to display for each direction; with ``gallery``, number of the best and number of the worst
-        queries; None uses the defaults of ``vse-report``
+    queries : number of queries to display for each direction; with ``gallery``, number in each of two groups of queries; None
+        uses the defaults of ``vse-report``
     seed : seed for the sample of queries
     open_attention : function that opens a run, to draw the attention of its model on the photos; None draws no attention
-    gallery : for one result, select the best and the worst queries instead of a sample; for two results, select the queries
-        whose ranks differ most
+    gallery : display two groups of queries; for one result, these are the best and the worst queries
     """
     if queries is None:
         queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
-    kind = page_kind("report.html")
+    kind = page_output_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
     # A result of the protocol choices has no galleries, because its wrong captions are not candidates of a retrieval.
     has_choices = any(one.result.choices for one in inputs)
@@ -175,7 +174,8 @@ def write_report(
 class _HardestNegatives(NamedTuple):
     """The wrong images and captions (negatives) with the highest loss in ``epoch``, the last recorded epoch.
 
-    ``negatives`` has the keys ``image`` and ``caption``, the kinds of queries. Without records it is empty, and ``epoch`` 0.
+    ``negatives`` has the keys ``image`` and ``caption``, the kinds of queries. Without records, it is
+    empty, and ``epoch`` is 0.
     """
 
     epoch: int = 0
@@ -364,7 +364,7 @@ def _list_training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | 
 
 
 def _compute_chance_rsum(report_input: ReportInput, photos: DatasetPhotos | None) -> float | None:
-    """Return the rsum of a random order of the validation split; None if its images are unknown, or for phrase results."""
+    """Return the rsum of a random order of the validation split; None for phrase results, or if its images are unknown."""
     images = photos.dataset.splits.get("val", ()) if photos and PHRASE_PROTOCOL not in report_input.result.protocols else ()
     first = flatten_settings(report_input.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images

@@ -273,12 +273,15 @@ MAX_NEAR_MISS_RANK = 10  # a query is a near miss if its first right answer has 
 def select_query_groups(
     ranks: Sequence[Ints], images: Ints, n: int, seed: int, extremes: bool = False
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
-    """Select groups of queries to display. Return the titles and query indices of the groups, and counts.
+    """Select groups of queries to display. Return the titles of the groups, the query indices of each group, and counts.
 
-    ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. At most ``n``
-    queries are selected or, with ``extremes``, ``n`` for each group; for one model, these groups are the best and the worst
-    queries. The counts are None for one model. For two models, they are the numbers of queries that the first model, the
-    second model and neither model ranks better.
+    ``ranks`` has the ranks (n_queries,) of one or two models. ``images`` (n_queries,) has the row of each query's image. At
+    most ``n`` queries are selected or, with ``extremes``, ``n`` for each of two groups.
+
+    For one model, the groups are successes, near misses and failures or, with ``extremes``, the worst and the best queries.
+    The counts are None. For two models, one group has queries that the first model ranks better, the other group queries that
+    the second model ranks better. The counts are the numbers of queries that the first model, the second model and neither
+    model ranks better.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)

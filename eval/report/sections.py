@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import Embeddings, resolve_path
 from vse.eval.files.judgements import Judgements, read_judgements
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std
-from vse.eval.options import CHOICES_PROTOCOL, JUDGED_PREFIX, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.options import CHOICES_PROTOCOL, JUDGED_PREFIX, N_COMPARISON_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.choices import rank_choices, read_choice_sets
 from vse.eval.protocols.judged import rank_judged_queries
 from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, Floats, Ranks, build_fold, metric_title
@@ -66,7 +66,7 @@ _MetricsByDirection = dict[str, dict[str, ReportMetric]]
 class MetricRow(NamedTuple):
     """A row of a table: the metrics of the result with index ``result_index`` in one direction."""
 
-    direction: str
+    direction_title: str
     result_index: int
     metrics: Sequence[ReportMetric]
 
@@ -76,8 +76,8 @@ class ProtocolSection:
     """The section of a protocol in a report.
 
     ``overall_metrics`` : (index of the result, name, value) of each metric over both directions, such as rsum.
-    ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the small numbers of the chart.
-    ``chance_note`` explains the dotted lines.
+    ``chart`` displays the recalls; None without recalls. ``notes`` is a text on the whiskers, the small numbers and the
+    phrases that are left out. ``chance_note`` explains the dotted lines.
     """
 
     title: str
@@ -90,7 +90,7 @@ class ProtocolSection:
 
 
 class ReportDifference(NamedTuple):
-    """The difference of two models in a metric on the same queries, and whether it is significant."""
+    """The difference of two models in the metric ``name`` on the same queries, its 95% interval and its p-value, as texts."""
 
     name: str
     text: str
@@ -105,7 +105,7 @@ def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ra
     See :mod:`vse.eval.ranking.statistics` for the intervals and p-values.
     """
     compared = compute_differences(
-        [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], N_COMPARISON_SAMPLES
+        [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], N_COMPARISON_BOOTSTRAP_SAMPLES
     )
     metrics = [
         (f"{DIRECTIONS[direction].title} {METRIC_TITLES[name]}", compared[direction][name])
@@ -127,7 +127,7 @@ def build_report_difference(name: str, metric: Mapping[str, Any]) -> ReportDiffe
 
 
 def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
-    """Return a section for each protocol of the results, except ``1k`` with at most 1,000 images, which repeats ``full``."""
+    """Return a section for each protocol of the results, without the protocols that repeat the metrics of another protocol."""
     names = drop_repeated_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
     return [_build_section(name, results) for name in names]
 
@@ -135,7 +135,7 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
 def select_headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    The metrics are those of ``full`` or else of the first protocol with rsum; without rsum, the result is empty. For phrases,
+    The metrics are those of ``full`` or else of the first protocol with rsum; without rsum, the list is empty. For phrases,
     the recalls and the highest recall that the candidate boxes allow are returned. For choices between captions, the rates
     of right choices with the image, without it and by chance are returned.
     """
@@ -331,7 +331,7 @@ def sample_choices(
     return cards
 
 
-N_ACCEPTED = 10  # number of accepted answers that are displayed for each kind of judgements
+N_ACCEPTED_ANSWERS = 10  # number of accepted answers that are displayed for each kind of judgements
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ class AcceptedAnswer:
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
-    """Return images whose first-ranked caption is of another image, but accepted by people; highest grades first.
+    """Return images for which the model ranks first a caption of another image that people accept; highest grades first.
 
     If embeddings, or a file of human judgements that the result names, are missing or changed, a sentence is added to
     ``missing``.
@@ -382,7 +382,7 @@ def _list_accepted_answers(run: Embeddings, judgements: Judgements, photos: Data
         found.append((index_of[int(run.image_ids[image_row]), int(run.caption_ids[caption_row])], image_row, caption_row))
     found.sort(key=lambda one: (-judgements.grades[one[0]], one[1]))
     answers = []
-    for index, image_row, caption_row in found[:N_ACCEPTED]:
+    for index, image_row, caption_row in found[:N_ACCEPTED_ANSWERS]:
         photo = photos.find_photo(int(run.image_ids[image_row]))
         caption = photos.find_caption(int(run.caption_ids[caption_row]))
         answers.append(

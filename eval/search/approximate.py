@@ -58,15 +58,15 @@ def measure_reranked_search(
 ) -> dict[str, Any]:
     """Return the metrics of a two-stage search, as an entry of a result file.
 
-    The first stage finds candidates: the rows with the highest inner products of ``images`` (n_images, dim) and ``captions``
-    (n_captions, dim). The second stage ranks the candidates by exact scores. The rank of a query is the number of wrong
-    candidates that score at least as high as its best right candidate. A query without a right candidate is ranked behind all
-    wrong answers of the split. A right candidate does not count if its score in the first stage equals the score of a row that
-    is not a candidate.
+    The first stage finds the candidates of each query: the rows with the highest inner products with the query, by the vectors
+    ``images`` (n_images, dim) and ``captions`` (n_captions, dim). The second stage ranks the candidates by exact scores. The
+    rank of a query is the number of wrong candidates that score at least as high as its best right candidate. A query without
+    a right candidate is ranked behind all wrong answers of the split. A right candidate does not count if its score in the
+    first stage equals the score of a row that is not a candidate.
 
     For each direction, the result has the metrics; ``found``, the percentage of queries with a right answer among the
-    candidates; and ``recall_at_1`` etc., the percentage of the exact top K in the top K of this search. ``exact`` has the
-    metrics of exact search, and ``lost`` has the amounts by which the metrics of this search are worse.
+    candidates; and ``recall_at_1`` etc., the percentage of the exact search's top K that is also in the top K of this search.
+    ``exact`` has the metrics of exact search, and ``lost`` has the amounts by which the metrics of this search are worse.
 
     Parameters
     ----------
@@ -134,8 +134,9 @@ def _evaluate_lists(
     """Return the ranks of all queries of one direction, and a dict of measurements.
 
     The dict has ``found`` (the percentage of queries with a sure right candidate), ``recall_at_1`` etc. (the percentage of the
-    exact top K in the top K of this search), and the duration ``search_s``. Each item of ``chunks`` has the candidates of some
-    queries. ``image_of_row`` has the image of each corpus row, and ``query_images`` the image of each query row.
+    exact search's top K that is also in the top K of this search), and the duration ``search_s`` in seconds. Each item of
+    ``chunks`` has the candidates of some queries. ``image_of_row`` has the image of each corpus row, and ``query_images`` the
+    image of each query row.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]
@@ -197,10 +198,11 @@ def measure_index_recalls(
     """Return the recalls (in percent) and the cost of a FAISS index in both directions, for a result file.
 
     ``r1`` etc. are R@K by the results of the index; if scores are equal, wrong results are ranked first. ``recall_at_1`` etc.
-    are the percentage of the exact top K in the top K of the index; a row with the same score as the last row of the exact top
-    K counts as well. For the similarity ``order``, the index finds ``candidates`` rows, sorted by their exact scores;
-    ``reranked`` in the result is their number. Durations are wall-clock seconds. If the images or the captions are too few to
-    train the index, a ``Flat`` index is used, and ``factory`` in the result is ``Flat``.
+    are the percentage of the exact search's top K that is also in the top K of the index. A row with the same score as the
+    last row of the exact top K counts as well. For the similarity ``order``, the index finds ``candidates`` rows, which are
+    then sorted by exact scores; the result has their number as ``reranked``. Durations are wall-clock seconds. If only the
+    images or only the captions are too few to train the index, their index is a ``Flat`` index, and their ``factory`` in the
+    result is ``Flat``.
 
     Parameters
     ----------
@@ -271,7 +273,7 @@ def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndice
 
 
 def _compute_recalled_share(rows: RowIndices, exact: RowIndices, scores: Scores, exact_scores: Scores, k: int) -> float:
-    """Return the share of the top ``k`` rows of an exact search (``exact``) that another search found (``rows``).
+    """Return the share of the top ``k`` rows of an exact search, ``exact``, that are in the top ``k`` of another, ``rows``.
 
     A found row with the same score as the last row of the exact top ``k`` counts as well.
     """

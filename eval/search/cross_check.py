@@ -63,9 +63,9 @@ def check_against_search(
 ) -> Agreement:
     """Search both directions with FAISS, check every query against its exact rank, and return the agreement.
 
-    An image without captions is a candidate but not a query; ``ranks.i2t`` has only images with captions. At most
-    ``max_compared`` queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises
-    RuntimeError if a rank differs although no wrong answer has the same score as the right answer.
+    An image without captions is a candidate but not a query, and has no rank in ``ranks.i2t``. At most ``max_compared``
+    queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank
+    differs although no wrong answer has the same score as the right answer.
     """
     samples, searches = _build_sampled_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, "cosine")

@@ -84,7 +84,7 @@ class GpuIndex:
 
 
 def copy_to_gpu(index: Any, k: int) -> Any:
-    """Return a copy of an index on the GPU, or the index itself if a GPU cannot search it.
+    """Return a copy of an index on the GPU, or the index itself if FAISS uses the CPU, or if a GPU cannot search the index.
 
     A GPU cannot search HNSW indexes, nor return more than :data:`GPU_SEARCH_LIMIT` results (``k``) for a query. Raises
     UserError if the index is set to search more lists (``nprobe``) than a GPU can search.

@@ -91,7 +91,7 @@ def build_index(
 
 
 def min_training_rows(factory: str, dim: int) -> int:
-    """Return the number of rows that the training of an index needs. ``factory`` is its FAISS type, such as ``IVF1024,Flat``.
+    """Return how many rows the training of an index needs. ``factory`` is its type in FAISS, such as ``IVF1024,Flat``.
 
     Raises UserError if FAISS has no such type.
     """
@@ -281,9 +281,10 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 def has_index_to_read(path: Path, source: IndexSource) -> bool:
     """Return whether the caller must call :func:`read_index` for ``path``; if not, the caller builds the index.
 
-    The result is False in three cases: there is no file; the file is no index and ``--force`` permits its replacement; or a
-    killed process has left the index, that is, the metadata file is missing and the index has the expected numbers of rows and
-    dimensions. Any other file without metadata may belong to somebody else. :func:`read_index` then raises UserError.
+    The result is False in three cases: there is no file; the file has no metadata of an index, and ``--force`` permits its
+    replacement; or a killed process has left the index, that is, the metadata file is missing and the index has the expected
+    numbers of rows and dimensions. Any other file without metadata may belong to somebody else. :func:`read_index` then raises
+    UserError.
     """
     if may_replace_other_kinds() and not INDEX_KIND.recognises_file_at(path):
         return False

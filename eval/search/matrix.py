@@ -1,4 +1,4 @@
-"""Exact search for several queries by one matrix product. Each query has exactly the results of a search for it alone.
+"""Exact search for several queries by one matrix product. The results are exactly those of a search for each query alone.
 
 The rounding of the product depends on the number of queries. The product therefore finds only candidates, whose scores are
 computed again for one query at a time. Two float32 results for the inner product of x and y (with d dimensions) differ by at
@@ -16,7 +16,7 @@ import torch
 from vse.eval.ranking.answers import N_ROWS_PER_BLOCK, Vectors
 from vse.eval.ranking.ranks import check_finite, shared_tensor
 from vse.eval.search.top_k import (
-    MAX_DIM_ROUNDED_DIFFERENTLY,
+    MAX_DIM_WITH_VARIABLE_ROUNDING,
     Scores,
     TopK,
     check_and_convert_queries,
@@ -49,7 +49,7 @@ class VectorMatrix:
         :func:`vse.eval.search.top_k.search_single_query`.
         """
         queries = check_and_convert_queries(self.vectors, queries)
-        if len(queries) == 1 or self.vectors.shape[1] <= MAX_DIM_ROUNDED_DIFFERENTLY:
+        if len(queries) == 1 or self.vectors.shape[1] <= MAX_DIM_WITH_VARIABLE_ROUNDING:
             return [search_single_query(self.vectors, query[None], k) for query, k in zip(queries, ks, strict=True)]
         candidates = self._find_candidates(queries, ks)
         return [self._rank_candidates(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]

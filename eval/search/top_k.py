@@ -20,7 +20,7 @@ from vse.pipeline.errors import UserError
 
 N_RESCORED_CANDIDATES = 200  # number of candidates of a query that are scored exactly
 # Up to this number of dimensions, the rounding of a score by FAISS depends on the number of queries in a call.
-MAX_DIM_ROUNDED_DIFFERENTLY = 12
+MAX_DIM_WITH_VARIABLE_ROUNDING = 12
 
 Scores = NDArray[np.float32]
 RowIndices = NDArray[np.int64]
@@ -29,7 +29,7 @@ RowIndices = NDArray[np.int64]
 class TopK(NamedTuple):
     """The k best rows for each of m queries, best first, with their scores.
 
-    If a query has fewer results, its ``scores`` and ``rows`` (m, k) end with -inf and -1.
+    Both arrays are (m, k). If a query has fewer than k results, its scores end with -inf, and its rows with -1.
     """
 
     scores: Scores
@@ -155,7 +155,7 @@ def search_exactly(
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    is_wide = queries.shape[1] > MAX_DIM_ROUNDED_DIFFERENTLY
+    is_wide = queries.shape[1] > MAX_DIM_WITH_VARIABLE_ROUNDING
     if similarity == "cosine" and len(queries) == 1 and is_wide and current_gpu() is None:
         return search_single_query(corpus, queries, k, block)
     for start, rows in read_blocks(corpus, block):
@@ -184,7 +184,7 @@ def search_single_query(corpus: Corpus, query: Vectors, k: int, block: int = N_R
 def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
     """Return the inner products (n,) of one query (1, dim) with ``rows`` (n, dim).
 
-    The result is bit for bit that of :func:`faiss.knn` for a single query. With up to ``MAX_DIM_ROUNDED_DIFFERENTLY``
+    The result is bit for bit that of :func:`faiss.knn` for a single query. With up to ``MAX_DIM_WITH_VARIABLE_ROUNDING``
     dimensions, the rounding of a row's score depends on the other rows; with more, it does not.
     """
     scores = np.empty(len(rows), np.float32)
@@ -229,7 +229,7 @@ def _check_direction(similarity: str, direction: str | None) -> None:
 
 
 def _merge_results(k: int, *parts: TopK) -> TopK:
-    """Return the best ``k`` results of several searches for the same queries; rows with equal scores are ascending."""
+    """Return the best ``k`` results of several searches for the same queries. Equal scores are in ascending order of rows."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
     order = np.lexsort((rows, -scores), axis=1)[:, :k]

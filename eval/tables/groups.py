@@ -65,8 +65,8 @@ def group_results(paths: Sequence[Path], method: str) -> ResultGroups:
 def read_and_rank_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
     """Read the results of models, and rank the queries of their embeddings by the protocol ``full``.
 
-    Raises UserError if a result lacks ``metric``, such as ``i2t_r1``, does not name its embeddings, or is an ensemble, or if
-    two results have different splits.
+    Raises UserError if a result lacks ``metric``, such as ``i2t_r1``, does not name its embeddings, or is an ensemble. Raises
+    UserError also if two results have different splits.
     """
     systems: list[ComparedSystem] = []
     first: tuple[Path, Embeddings] | None = None

@@ -33,7 +33,7 @@ from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
-_GROUP_COLUMNS = ["dataset", "split", "protocol"]  # only rows with equal values in these columns are compared
+_COMPARISON_KEYS = ["dataset", "split", "protocol"]  # only rows with equal values in these columns are compared
 BEST_COLUMN = "best"
 CORRECTION_COLUMN = "correction"  # the method of ``vse-eval --correct``; blank without a correction
 
@@ -43,10 +43,10 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
 
     The metrics are from the complete split. Columns with ``_low`` and ``_high`` have their 95% intervals. With several seeds,
     columns with ``_std`` have standard deviations. ``cost`` is one of :data:`vse.eval.options.COST_NAMES`. The column ``best``
-    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Results with
-    corrected scores (:mod:`vse.eval.protocols.correction`) have a front of their own. The column ``group`` has letters:
-    results that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for ``group``,
-    such as ``holm``; None leaves ``group`` out. Raises UserError if a result lacks metrics of the complete split.
+    is ``yes`` for rows on the Pareto front of rsum against this cost. Each data set and split has its own front, and results
+    with corrected scores (:mod:`vse.eval.protocols.correction`) have a further one. The column ``group`` has letters: results
+    that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for the letters, such
+    as ``holm``; None leaves ``group`` out. Raises UserError if a result lacks metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -59,18 +59,20 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
         groups = group_results(paths, family)
     table = pd.concat([_build_ladder_row(path, groups) for path in paths], ignore_index=True)
     table[BEST_COLUMN] = ""
-    for _, rows in table.groupby([*_GROUP_COLUMNS, table[CORRECTION_COLUMN] != ""]):
+    for _, rows in table.groupby([*_COMPARISON_KEYS, table[CORRECTION_COLUMN] != ""]):
         front = pareto_front(rows[cost].to_numpy(float), rows["rsum"].to_numpy(float))
         table.loc[rows.index[front], BEST_COLUMN] = "yes"
     if not (table[BEST_COLUMN] == "yes").any():
         log.warning("no result has the cost %s, so no trade-off is marked; earlier versions recorded no costs", cost)
-    table = table.sort_values([*_GROUP_COLUMNS, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
+    table = table.sort_values(
+        [*_COMPARISON_KEYS, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True
+    )
     table.attrs["note"] = "" if groups is None else groups.note
     return table
 
 
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask (n,) of the points ``cost`` and ``value`` (n,) on the Pareto front.
+    """Return a mask (n,) of the points on the Pareto front. A point has a number in ``cost`` (n,) and one in ``value`` (n,).
 
     A point is not on the front if another point has at most its cost and at least its value, and is better in one of them.
     Points with a NaN are never on the front. Two equal points are either both on the front, or both not.
@@ -100,13 +102,13 @@ class LadderTable(TableKind):
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         if out.suffix in (".svg", ".png"):
-            return write_chart(frame, out, request.cost or "total_s")
+            return write_ladder_chart(frame, out, request.cost or "total_s")
         return super().write(frame, out, request)
 
 
 def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
     """Return the printed columns of the table ``ladder``; a star marks rows on the Pareto front of rsum against ``cost``."""
-    texts = ["method", "captions", "images", *(name for name in _GROUP_COLUMNS if table[name].nunique() > 1)]
+    texts = ["method", "captions", "images", *(name for name in _COMPARISON_KEYS if table[name].nunique() > 1)]
     has_groups = GROUP_COLUMN in table
     lines = []
     for row in table.to_dict("records"):
@@ -119,7 +121,7 @@ def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedT
     titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRIC_COLUMNS]
     titles += [("", GROUP_COLUMN)] if has_groups else []
     titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in COST_NAMES]
-    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP_COLUMNS if table[name].nunique() == 1)
+    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _COMPARISON_KEYS if table[name].nunique() == 1)
     notes = [same, f"* best trade-off: no other row has a higher rsum at the same or a lower {cost}"]
     if CORRECTION_COLUMN in table and table[CORRECTION_COLUMN].astype(bool).nunique() > 1:
         notes.append("plain rows are compared with plain rows, and corrected rows with corrected rows")
@@ -140,7 +142,7 @@ def _build_ladder_row(path: Path, groups: ResultGroups | None) -> pd.DataFrame:
         raise UserError(f"{path}: has no metrics of the whole split, but a ladder needs them (vse-eval --protocol full)")
     rows = summarise_results([(path, result)], groups)
     row = {str(name): value for name, value in rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict().items()}
-    described = {name: row.pop(name) for name in [*_GROUP_COLUMNS, "n_images", "n_captions", "seeds", "run", "settings"]}
+    described = {name: row.pop(name) for name in [*_COMPARISON_KEYS, "n_images", "n_captions", "seeds", "run", "settings"]}
     metrics = {
         name: row[name]
         for name in row
@@ -217,7 +219,7 @@ _MAX_NAME_LENGTH = 40  # characters
 _RIGHT_EDGE = 0.85  # share of the width beyond which a name is written to the left of its point
 
 
-def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
+def write_ladder_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
     """Write the chart of the table ``ladder`` as ``.svg`` or ``.png``, and return ``out``.
 
     Equal tables give files with equal bytes. Whiskers are 95% intervals over images or, without intervals, standard deviations

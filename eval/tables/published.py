@@ -109,10 +109,12 @@ def compare_published(
     """Return a published table with our results.
 
     For each metric there are columns with the printed value, our value with its standard deviation over seeds and its 95%
-    interval, and the difference. The difference is significant if the printed value lies outside our interval. The preset of
-    an experiment lists the rows to which its result belongs. The data set of a result must be the data set of the row or, if
-    given, ``dataset``. Our values are NaN or blank in rows without a result. Differences are NaN if the paper tested on other
-    images, or if a feature was trained on the test images. With ``family``, a correction of p-values such as ``holm``, the
+    interval, and the difference. The difference is significant if the printed value lies outside our interval. Our values are
+    NaN or blank in rows without a result. Differences are NaN if the paper tested on other images, or if a feature was trained
+    on the test images.
+
+    The preset of an experiment lists the rows to which its result belongs. The data set of a result must be one of the row's
+    data sets or, if given, ``dataset``. ``family`` is a correction of p-values such as ``holm``, or None. With ``family``, the
     column ``group`` has letters: our results that share a letter do not differ significantly in rsum.
     """
     rows = published_rows(table)
@@ -178,9 +180,9 @@ def _match_results(
 
 
 def _find_rows_and_changes(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys of the rows that a result reproduces, such as ``vsepp 1.6``, and the changed settings.
+    """Return the keys of the rows that a result reproduces, such as ``vsepp 1.6``, and the changed settings as texts.
 
-    A changed setting differs from the preset of the result's experiment.
+    A changed setting is one that differs from the preset of the result's experiment.
     """
     preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):

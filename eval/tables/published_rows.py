@@ -90,7 +90,8 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
 def _parse_published_row(paper: str, table_number: str, line: Mapping[str, str]) -> PublishedRow:
     """Parse a line of a table's CSV file as a row.
 
-    If the paper repeats a row of another table, the line has only the number of that row, such as 1.6.
+    If the paper repeats a row of another table, the line has only the number of that row, such as 1.6. The row of the other
+    table is then returned.
     """
     if not line["row"].startswith(f"{table_number}."):
         others = published_rows(f"{paper}_{line['row'].partition('.')[0]}")

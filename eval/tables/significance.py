@@ -143,7 +143,7 @@ def format_difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _label_models(comparison: Comparison) -> tuple[str, str]:
-    """Return a name for each model. Seeds are added to equal names or, if the seeds are equal or unknown, A and B."""
+    """Return a name for each model. Equal names are told apart by the seeds or, if these are equal or unknown, by A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:
@@ -183,13 +183,15 @@ class PairwiseTable(TableKind):
         if len(systems) < 2:
             raise UserError("the table compare needs at least two results")
         keys = [metric] if metric in ("rsum", "mean_recall") else metric.split("_", 1)
-        return _build_frame(systems, compare_all_pairs([one.queries for one in systems], keys, family), metric, family)
+        return _build_pairwise_frame(
+            systems, compare_all_pairs([one.queries for one in systems], keys, family), metric, family
+        )
 
     def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        return build_printed_comparison(frame)
+        return build_printed_pairwise_table(frame)
 
 
-def _build_frame(systems: Sequence[ComparedSystem], family: PairwiseTests, metric: str, method: str) -> pd.DataFrame:
+def _build_pairwise_frame(systems: Sequence[ComparedSystem], family: PairwiseTests, metric: str, method: str) -> pd.DataFrame:
     differs = np.zeros((len(systems), len(systems)), bool)
     for pair in family.pairs:
         differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
@@ -208,7 +210,7 @@ def _build_frame(systems: Sequence[ComparedSystem], family: PairwiseTests, metri
         row |= {"low": pair.interval[0], "high": pair.interval[1]}
         row |= {"p": f"{pair.p:.2g}", "p_corrected": f"{pair.p_corrected:.2g}"}
         row |= {"significant": "yes" if pair.is_significant else "no", "family": method, "comparisons": len(family.pairs)}
-        row |= {"smallest_visible": family.smallest_visible}
+        row |= {"smallest_visible": family.smallest_significant_difference}
         for side, index, system in (("a", pair.a, first), ("b", pair.b, second)):
             protocol = system.result.protocols[COMPARED_PROTOCOL]
             row |= {f"{side}_value": family.values[index], f"{side}_std": mean_and_std(protocol.metric(metric))[1]}
@@ -223,7 +225,7 @@ def _get_system_names(systems: Sequence[ComparedSystem]) -> list[str]:
     return [name if names.count(name) == 1 else one.path.stem for name, one in zip(names, systems, strict=True)]
 
 
-def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
+def build_printed_pairwise_table(frame: pd.DataFrame) -> PrintedTable:
     """Return a row per system (a compared model), the best first: metric, group letters, difference to the best, p-value.
 
     Two systems with a letter in common do not differ significantly. The metric is bold for the best system, and for the

@@ -52,7 +52,7 @@ def method_name(result: Result) -> str:
     """Return the name of a result's method: the title of its preset, such as ``VSE++ (1C)``, and the changed settings.
 
     A name that the user gave (``vse-train --name``) replaces both. If the preset has no title, the name of the experiment
-    replaces the title.
+    replaces the title. The language of the captions or the correction of the scores is appended.
     """
     config, title = result.config, result.config.get("title")
     if not title and is_experiment(result.experiment):

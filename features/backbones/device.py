@@ -58,9 +58,9 @@ class GpuLeases:
         return True
 
     def choose_gpu(self) -> int:
-        """Return the index of a reserved GPU. If this process has reserved none, reserve a free GPU first.
+        """Return the index of a GPU that this process has reserved. If there is none, reserve a free GPU first.
 
-        If other processes have reserved all GPUs, return the index of one of these and log a warning.
+        If other processes have reserved all GPUs, log a warning and return the index of any GPU.
         """
         if self._held:
             return min(self._held)
@@ -81,24 +81,24 @@ OUT_OF_MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose G
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for ``--device``. Raises UserError if torch cannot use the device.
+    """Return the device for ``name``, the value of ``--device``. Raises UserError if torch cannot use the device.
 
-    ``auto`` is a CUDA GPU or, without one, the CPU; never an Apple GPU, which lacks float64. If there are several GPUs,
-    ``auto`` and ``cuda`` take the first one that no other command uses. TF32 is switched off.
+    ``auto`` is a CUDA GPU or, without one, the CPU. An Apple GPU is never chosen, because it lacks float64. If there are
+    several GPUs, ``auto`` and ``cuda`` take the first one that no other command uses. TF32 is switched off.
     """
     resolved = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
         device = torch.device(resolved)
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-            device = _select_gpu(device)
+            device = _reserve_gpu(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
     return device
 
 
-def _select_gpu(device: torch.device) -> torch.device:
+def _reserve_gpu(device: torch.device) -> torch.device:
     if torch.cuda.device_count() > 1:
         if device.index is None:
             device = torch.device("cuda", _get_gpu_leases().choose_gpu())
@@ -120,7 +120,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device. A copy to a GPU starts from pinned memory, so that it runs during other computations."""
+    """Copy a tensor to a device. A copy to a GPU starts from pinned memory, so that other computations continue."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -170,8 +170,8 @@ def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed tensors for later ones, instead of returning it to the system.
 
     glibc keeps freed blocks up to a limit, and raises the limit to the size of the largest block that was freed, up to 32 MiB.
-    With the initial limit, the system clears the memory of a network's outputs again for each batch. This takes up to a
-    quarter of the time of an extraction.
+    With the initial limit, the system clears the memory of a network's outputs again for each batch. Clearing takes up
+    to a quarter of the time of an extraction.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
@@ -228,7 +228,7 @@ def choose_query_precision(cache_precision: str) -> str:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether PyTorch may multiply bf16 numbers on a device by the device's own instructions, without emulation.
+    """Return whether PyTorch may multiply bf16 numbers with the device's own instructions instead of emulating them.
 
     The instructions are ``avx512_bf16`` or ``amx_bf16`` on x86, and ``bf16`` on ARM. On x86 the environment variables
     ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid these instructions. A GPU needs compute capability 8.0.
@@ -264,7 +264,7 @@ def parse_instruction_sets(cpuinfo: str) -> set[str]:
 
 
 def describe_processor(device: torch.device) -> str:
-    """Return the name of the GPU, or of the processor with the instructions that PyTorch uses, e.g. ``AVX512``."""
+    """Return the name of a GPU; for the CPU, its name and the instruction set that PyTorch uses, such as ``AVX512``."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")

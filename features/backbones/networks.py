@@ -138,7 +138,7 @@ class TruncatedNetwork(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with a dotted name.
 
-    Raises UserError if no module has this name. The message suggests a similar name. ``others`` are more valid names.
+    Raises UserError if no module has this name. The message suggests a similar name, perhaps one of ``others``.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -248,7 +248,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _download_timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Download a timm model's weights; return the arguments by which timm reads them; {} if the hub lacks them."""
+    """Download a timm model's weights; return timm's arguments to read them; {} if the hub lacks the weights."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -295,7 +295,7 @@ def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: 
 
 @contextmanager
 def prevent_open_clip_log_handler() -> Iterator[None]:
-    """Keep OpenCLIP from adding a handler to the root logger in the caller's ``with`` block, which would repeat log lines."""
+    """Keep OpenCLIP from adding a handler to the root logger in the caller's ``with`` block; it would repeat log lines."""
     with suppress(ImportError):  # let transformers reject code in a model's folder without asking on the terminal
         from transformers import dynamic_module_utils
 
@@ -373,20 +373,20 @@ def _find_foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Co
     runs: dict[nn.Module, int] = {}
     pairs = []
 
-    def after_convolution(module: nn.Conv2d, _: object, output: Tensor) -> None:
+    def record_convolution_output(module: nn.Conv2d, _: object, output: Tensor) -> None:
         convolution_of[id(output)] = module, output
         runs[module] = runs.get(module, 0) + 1
 
-    def before_norm(module: nn.BatchNorm2d, inputs: tuple[Tensor]) -> None:
+    def record_norm_input(module: nn.BatchNorm2d, inputs: tuple[Tensor]) -> None:
         if (found := convolution_of.get(id(inputs[0]))) is not None:
             pairs.append((found[0], module))
         runs[module] = runs.get(module, 0) + 1
 
     plain = [module for module in network.modules() if not module._forward_hooks and not module._forward_pre_hooks]
-    hooks = [m.register_forward_hook(after_convolution) for m in plain if isinstance(m, nn.Conv2d)]
+    hooks = [m.register_forward_hook(record_convolution_output) for m in plain if isinstance(m, nn.Conv2d)]
     norms = [m for m in plain if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
     norms = [m for m in norms if type(m) is nn.BatchNorm2d or {"drop", "act"} <= m._modules.keys()]  # timm's have both
-    hooks += [m.register_forward_pre_hook(before_norm) for m in norms]
+    hooks += [m.register_forward_pre_hook(record_norm_input) for m in norms]
     network(images)
     for hook in hooks:
         hook.remove()

@@ -1,7 +1,7 @@
 """Pretrained text encoders, each a tokenizer and a network.
 
 :class:`SentenceTextBackbone` loads models of the Hugging Face hub with sentence-transformers (BERT, MiniLM, E5, GTE and
-others), and :class:`OpenClipTextBackbone` loads the text towers of OpenCLIP.
+others), and :class:`OpenClipTextBackbone` loads the text encoders of OpenCLIP.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class SentenceTextBackbone(TextBackbone):
         return {**features, "prompt_length": self._n_skipped_tokens} if self._n_skipped_tokens else features
 
     def _count_prompt_tokens(self) -> int:
-        """Return the number of the prompt's tokens, without the end token. Some models leave them out of a text's vector."""
+        """Return the number of the prompt's tokens, without the end token. Some models leave these tokens out of pooling."""
         tokens = self._tokenizer(self._prompt)["input_ids"] if self._prompt else []
         ends = (self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         return len(tokens) - bool(tokens and tokens[-1] in ends)
@@ -251,7 +251,7 @@ def _silence_libraries() -> Iterator[None]:
 
 
 class OpenClipTextBackbone(TextBackbone):
-    """The text tower of an OpenCLIP model, with its projection.
+    """The text encoder (*tower*) of an OpenCLIP model, with the projection of its output.
 
     In most towers no token attends to a later one (causal attention), so padding does not change the vectors. A causal tower
     therefore reads batches that are only as wide as their longest caption. Other towers read all positions (77 in CLIP).

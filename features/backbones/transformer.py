@@ -31,7 +31,7 @@ _NORMALIZER_OPTIONS = {  # names of options in tokenizer_config.json and of the 
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_SHIFTED_POSITION_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # types whose texts start at position pad_index + 1
+_SHIFTED_POSITION_MODEL_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # texts start at position pad_index + 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Transformer:
     @property
     def n_positions(self) -> int:
         """Maximum number of tokens that the network can read."""
-        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED_POSITION_TYPES else 0
+        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED_POSITION_MODEL_TYPES else 0
         return int(self.config.get("max_position_embeddings", 512)) - shift
 
     @property

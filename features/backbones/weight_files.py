@@ -74,7 +74,7 @@ class WeightsFile:
 
 
 def find_weights_setting(provenance: Mapping[str, Any], model_folder: Path | None, weights_dir: Path | None) -> dict[str, str]:
-    """Return the setting ``{"weights": path}`` for the weights that computed a feature; {} if no file of them is found.
+    """Return the setting ``{"weights": path}`` for the weights that computed a feature; {} if their file is not found.
 
     For the extractor ``text`` with a model of the Hugging Face hub, the path is the folder of the model.
 
@@ -103,7 +103,7 @@ def find_weights_setting(provenance: Mapping[str, Any], model_folder: Path | Non
 def add_weights_hint(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
     """Return an error about missing or wrong weights of ``model``, with a hint: the name and hash of the right file.
 
-    If the cache's ``provenance`` lacks them, or if the error states the hash already, the error is returned unchanged.
+    If the cache's ``provenance`` lacks this name, or if ``error`` already states the hash, ``error`` is returned unchanged.
     """
     record = WeightsFile.read(provenance)
     return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.build_hint(model)}")

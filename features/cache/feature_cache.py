@@ -78,7 +78,7 @@ class FeatureCache:
     provenance: Mapping[str, Any]
     dataset_file: Path
     ids: Ids
-    offsets: Ids | None
+    offsets: NDArray[np.int64] | None
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     shard_arrays: tuple[Mapping[str, StoredArray], ...]
@@ -162,7 +162,7 @@ def merge_shards(
     dataset_file : the ``dataset.json`` to which the cache refers
     wanted_ids : ids of all rows in order, including skipped ones
     collect_provenance : function that returns further provenance entries, given the paths of the checked shards
-    dataset : data set; the cache records hashes of its captions, to recognise it later; None: no such hashes
+    dataset : data set; the cache records hashes of its captions, to recognise the data set later; None: no such hashes
 
     Raises UserError if a shard is missing or damaged, has other ids, or has other settings than the first shard.
     """

@@ -113,7 +113,7 @@ class FeatureReader:
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
     @cached_property
-    def _index(self) -> IdIndex:
+    def _id_index(self) -> IdIndex:
         return IdIndex(self.cache.ids)
 
     def read_ahead(self) -> None:
@@ -124,7 +124,7 @@ class FeatureReader:
     def find_rows(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row index of each id. Raises UserError, which names the first id that the cache lacks."""
         wanted_ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        indices = self._index.find_rows(wanted_ids)
+        indices = self._id_index.find_rows(wanted_ids)
         missing = wanted_ids[indices < 0]
         if len(missing):
             what = "images" if self.cache.kind == "image" else self.cache.text_unit
@@ -171,7 +171,10 @@ class FeatureReader:
         return RegionBoxes(self.cache)
 
     def read_padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
-        """Return the regions of rows, padded to the largest number or to ``min_regions``. The cache must have ``offsets``."""
+        """Return the regions of some rows, padded with zeros to the same number of regions. The cache must have ``offsets``.
+
+        This number is the largest number of regions of a row, but at least ``min_regions``.
+        """
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[indices], self.cache.offsets[indices + 1] - self.cache.offsets[indices]
         column = np.arange(counts.max(initial=min_regions))

@@ -89,9 +89,9 @@ def find_text_unit(config: Mapping[str, Any]) -> TextUnit:
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 
-def list_input_ids(items: Sequence[ExtractorInput]) -> Ids:
-    """Return the ids of the inputs ``items``, in order."""
-    return np.asarray([item.id for item in items], np.int64)
+def list_input_ids(inputs: Sequence[ExtractorInput]) -> Ids:
+    """Return the ids of the inputs, in order."""
+    return np.asarray([row_input.id for row_input in inputs], np.int64)
 
 
 def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
@@ -157,7 +157,7 @@ class FeatureRows:
     ids: Ids
     features: NDArray[Any] | RowBlocks
     input_hashes: NDArray[np.uint8]
-    offsets: Ids | None = None
+    offsets: NDArray[np.int64] | None = None
     boxes: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None
     image_size: NDArray[np.int32] | None = None

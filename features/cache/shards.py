@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from vse.features.cache.arrays import CHECKSUMS_KEY, are_checksums
-from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, Ids, write_features
+from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, write_features
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_valid_name
@@ -189,9 +189,9 @@ def differ_only_in_precision(one: CacheIdentity, other: CacheIdentity) -> bool:
 
 
 def find_other_precision_shards(cache: Path, n_shards: int, identity: CacheIdentity) -> dict[Path, CacheIdentity]:
-    """Find the existing shards of a cache that were computed as ``identity`` states, but in another precision.
+    """Return the identities of a cache's existing shards that differ from ``identity`` only in the precision.
 
-    The result is the identity (names, settings and hashes) of each such shard, by the path of the shard.
+    An identity holds names, settings and hashes. The result is a dictionary from the paths of the shards.
     """
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_shard_record(path)) is not None}
@@ -270,11 +270,11 @@ def encode_cache_file(
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of a cache file, and the key of the cache, a hash of the identity, the ids and the input hashes.
+    """Return the bytes of a cache file, and the key of the cache.
 
-    The file has HDF5's virtual views of the arrays in the shards, instead of copies. ``skipped_ids`` are ids of images or
-    texts that were left out. ``more_provenance`` and ``more_arrays`` are added to the provenance and to the arrays of the
-    file.
+    The key is a hash of the identity, the ids and the input hashes. The file has HDF5's virtual views of the arrays in the
+    shards, instead of copies. ``skipped_ids`` are ids of images or texts that were left out. ``more_provenance`` is added to
+    the file's provenance, and ``more_arrays`` to its arrays.
     """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
@@ -326,7 +326,7 @@ def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> 
     file.create_virtual_dataset(name, layout, fillvalue=np.nan if dtype.kind == "f" else -1)
 
 
-def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
+def concatenate_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return the offsets of all rows, given the offsets of each shard's rows.
 
     The regions (or tokens) of row k are ``offsets[k]:offsets[k + 1]``. The result and the offsets of each shard start at 0.
@@ -349,9 +349,9 @@ _FAILURES_KIND = OutputKind(
 
 
 def build_cache_output_kind(out: Path) -> OutputKind:
-    """Return the test for feature caches, the only files that a new cache at ``out`` may replace.
+    """Return the kind of existing file that a new cache at ``out`` may replace: a feature cache.
 
-    A damaged cache passes, too, if it begins like HDF5 and the folder of its shards has a manifest (list of shards).
+    A damaged cache is also of this kind if it begins like HDF5 and the folder of its shards has a manifest (list of shards).
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(

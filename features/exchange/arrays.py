@@ -48,9 +48,9 @@ def import_arrays(
     wanted_ids = list_row_ids(dataset, kind)
     row_of_id = _find_rows_by_id(features, array_ids, wanted_ids)
 
-    def read_rows(part: slice) -> FeatureRows:
-        values = gather_rows([array], np.zeros(len(wanted_ids[part]), np.int64), row_of_id[part])
-        return FeatureRows(wanted_ids[part], values, hash_rows(values))
+    def read_rows(row_slice: slice) -> FeatureRows:
+        values = gather_rows([array], np.zeros(len(wanted_ids[row_slice]), np.int64), row_of_id[row_slice])
+        return FeatureRows(wanted_ids[row_slice], values, hash_rows(values))
 
     return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, read_rows, array[:1].nbytes)
 
@@ -77,9 +77,9 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
     wanted_ids = np.asarray(list(tsv_ids), np.int64)
     streams = {path: path.open("rb") for path in files}
 
-    def read_rows(part: slice) -> FeatureRows:
+    def read_rows(row_slice: slice) -> FeatureRows:
         lines, parsed = [], []
-        for imgid in wanted_ids[part]:
+        for imgid in wanted_ids[row_slice]:
             path, offset = places[str(tsv_ids[int(imgid)])]
             streams[path].seek(offset)
             lines.append(streams[path].readline())
@@ -87,7 +87,7 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
             if (length := parsed[-1][0].shape[1]) != dim:
                 raise UserError(f"{path}: image_id {tsv_ids[int(imgid)]}: {length} numbers per box, but others have {dim}")
         return FeatureRows(
-            ids=wanted_ids[part],
+            ids=wanted_ids[row_slice],
             features=np.concatenate([features for features, _, _ in parsed]),
             input_hashes=np.stack([sha256_bytes(line) for line in lines]),
             offsets=np.cumsum([0, *(len(features) for features, _, _ in parsed)], dtype=np.int64),
@@ -184,7 +184,7 @@ def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(hashes, np.uint8).reshape(len(rows), 32)
 
 
-def gather_rows(arrays: Sequence[NDArray[Any]], array_index: Ids, rows: Ids) -> NDArray[Any]:
+def gather_rows(arrays: Sequence[NDArray[Any]], array_index: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
     """Return row ``rows[k]`` of ``arrays[array_index[k]]`` for each k. Mapped files are copied in blocks, to save memory."""
     gathered = np.empty((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
     for start in range(0, len(rows), _ROWS_PER_BLOCK):
@@ -273,7 +273,7 @@ def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
     return ids[::times]
 
 
-def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
+def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> NDArray[np.int64]:
     """Return the row of each wanted id, given the ids of the rows. ``path`` is the file of the ids, for messages.
 
     Raises UserError if a wanted id is missing, or if an id occurs more than once.

@@ -18,9 +18,9 @@ from urllib.parse import quote, urlsplit
 from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import (
     ARCHIVE_FOLDER,
+    BUNDLE_LIST_FILE_NAME,
     CHUNK_BYTES,
     DATASET_FILE_NAMES,
-    LIST_FILE_NAME,
     NOTES_FILE_NAME,
     BundledFile,
     BundleList,
@@ -130,7 +130,7 @@ class _BundleSource(ABC):
 
 class _FolderSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
-        return check_input(Path(self.location, LIST_FILE_NAME)).read_bytes()
+        return check_input(Path(self.location, BUNDLE_LIST_FILE_NAME)).read_bytes()
 
     def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
         with _open_fetch_progress(files) as bar:
@@ -159,9 +159,9 @@ class _ArchiveSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
         with self._open_members() as members:
             for name, source in members:
-                if name == LIST_FILE_NAME:
+                if name == BUNDLE_LIST_FILE_NAME:
                     return source.read(_MAX_LIST_BYTES)
-        raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST_FILE_NAME}, so it is not a bundle")
+        raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{BUNDLE_LIST_FILE_NAME}, so it is not a bundle")
 
     def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
         if all(_is_intact(file, staging_folder / file.path) for file in files):
@@ -202,7 +202,7 @@ class _ArchiveSource(_BundleSource):
 
 class _UrlSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
-        return read_url(f"{self.location}/{LIST_FILE_NAME}", _MAX_LIST_BYTES)
+        return read_url(f"{self.location}/{BUNDLE_LIST_FILE_NAME}", _MAX_LIST_BYTES)
 
     def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
         for file in files:
@@ -243,7 +243,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
 
 
 def _load_bundle_list(source: _BundleSource, sha256: str | None) -> BundleList:
-    bundle = parse_bundle_list(f"{source.location}/{LIST_FILE_NAME}", source.read_bundle_list())
+    bundle = parse_bundle_list(f"{source.location}/{BUNDLE_LIST_FILE_NAME}", source.read_bundle_list())
     if sha256 is not None and bundle.sha256 != sha256.lower():
         raise UserError(f"{source.location}: another bundle, its list has the sha256 {bundle.sha256}")
     log.info("%s: %s", source.location, bundle.describe())

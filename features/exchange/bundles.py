@@ -33,7 +33,7 @@ from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json
 from vse.pipeline.progress import progress_bar
 
 BUNDLE_FORMAT, BUNDLE_VERSION = "vse-bundle", 1
-LIST_FILE_NAME, NOTES_FILE_NAME = "bundle.json", "NOTES.txt"
+BUNDLE_LIST_FILE_NAME, NOTES_FILE_NAME = "bundle.json", "NOTES.txt"
 DATASET_FILE_NAMES = ("dataset.json", "dataset.parquet")  # a bundle has at most one of them
 ARCHIVE_FOLDER = "bundle"  # folder of all files in an archive
 CHUNK_BYTES = 1 << 20  # size of one read
@@ -211,11 +211,11 @@ def _check_existing_bundle(out: Path, content: Mapping[str, Any]) -> BundleList:
     existing = None
     with suppress(OSError, KeyError, tarfile.TarError, UserError):
         if out.is_dir():
-            existing = parse_bundle_list(str(out / LIST_FILE_NAME), (out / LIST_FILE_NAME).read_bytes())
+            existing = parse_bundle_list(str(out / BUNDLE_LIST_FILE_NAME), (out / BUNDLE_LIST_FILE_NAME).read_bytes())
         else:
             with (
                 tarfile.open(out) as archive,
-                archive.extractfile(f"{ARCHIVE_FOLDER}/{LIST_FILE_NAME}") or BytesIO() as stream,
+                archive.extractfile(f"{ARCHIVE_FOLDER}/{BUNDLE_LIST_FILE_NAME}") or BytesIO() as stream,
             ):
                 existing = parse_bundle_list(str(out), stream.read())
     new = BundleList.model_validate(content)
@@ -232,7 +232,7 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
             with open_atomic(staging_folder / file.path) as stream:
                 shutil.copyfileobj(source, stream, CHUNK_BYTES)
                 source.check_content(file)
-        write_json(staging_folder / LIST_FILE_NAME, content)
+        write_json(staging_folder / BUNDLE_LIST_FILE_NAME, content)
         staging_folder.rename(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
@@ -244,7 +244,7 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
 def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
     bundle, list_bytes = BundleList.model_validate(content), json.dumps(content, indent=1).encode()
     with open_atomic(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(_build_tar_header(LIST_FILE_NAME, len(list_bytes)), BytesIO(list_bytes))
+        archive.addfile(_build_tar_header(BUNDLE_LIST_FILE_NAME, len(list_bytes)), BytesIO(list_bytes))
         for file, source in _open_source_files(bundle, sources, out):
             archive.addfile(_build_tar_header(file.path, file.bytes), source)
             source.check_content(file)

@@ -51,7 +51,7 @@ from vse.pipeline.imports.tables import build_photo_checker, read_imported_rows
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
-_PART_VERSION = 1  # increase it if the checks of rows or the tokenisers change
+_IMPORT_RULES_VERSION = 1  # increase it if the checks of rows or the tokenisers change
 _MAX_CACHED_PATHS = 10_000  # size of a cache by image path; the rows of an image are usually next to each other
 _ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 16_384
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
@@ -123,7 +123,7 @@ def import_clip_folder(
 def _import_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
 ) -> list[ImportedPart]:
-    """Read the metadata of each part of a folder, and store its rows in a file in ``parts_folder``; return these files.
+    """Read the metadata of each part of a folder, store the part's rows in a file in ``parts_folder``, and return the files.
 
     Parts that an interrupted import has already stored are not read again. ``images`` is the folder of photos; None: no
     photos.
@@ -147,15 +147,15 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
     states = [FileState.from_stat(path.stat()) for path in part.files]
     chosen = settings.tokeniser, settings.columns, settings.quoting, settings.encoding, images and str(images.absolute())
     files = [(str(path), state.size, state.mtime_ns, state.inode) for path, state in zip(part.files, states, strict=True)]
-    return sha256_json([_PART_VERSION, chosen, files])
+    return sha256_json([_IMPORT_RULES_VERSION, chosen, files])
 
 
 def _write_joined_dataset(
     parts: list[_FolderPart], imported_parts: list[ImportedPart], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, CaptionOrigins]:
-    """Write one data set of all parts of a folder; return the path of its file, and the origins of its captions.
+    """Write one data set of all parts of a folder; return the path of its file, and the origin of each caption.
 
-    ``imported_parts`` hold the rows of ``parts``. The origins are the part and the row that each image and caption comes from.
+    ``imported_parts`` hold the rows of ``parts``. An origin is the part and the row from which a caption comes.
     """
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowsByImage(
@@ -201,12 +201,14 @@ def _write_caches(parts: list[_FolderPart], file: Path, origins: CaptionOrigins,
     remember_checks(dataset)
 
 
-def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, parts: Ids, rows: Ids) -> Callable[[slice], FeatureRows]:
+def _build_row_reader(
+    arrays: list[NDArray[Any]], ids: Ids, parts: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Callable[[slice], FeatureRows]:
     """Return a function that reads the rows of a slice of ``ids``. ``ids[k]`` has the vector ``arrays[parts[k]][rows[k]]``."""
 
-    def read_rows(chosen: slice) -> FeatureRows:
-        values = gather_rows(arrays, parts[chosen], rows[chosen])
-        return FeatureRows(ids[chosen], values, hash_rows(values))
+    def read_rows(row_slice: slice) -> FeatureRows:
+        values = gather_rows(arrays, parts[row_slice], rows[row_slice])
+        return FeatureRows(ids[row_slice], values, hash_rows(values))
 
     return read_rows
 

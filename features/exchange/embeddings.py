@@ -140,7 +140,7 @@ class ArrayData:
     images: Vectors
     captions: Vectors | None
     texts: Sequence[str] | None
-    image_of_caption: Ids
+    image_of_caption: NDArray[np.int64]
 
     def concatenate(self, other: ArrayData) -> ArrayData:
         """Return the images and captions of ``self``, then those of ``other``. The same fields must be None in both."""
@@ -201,9 +201,9 @@ def _write_dataset(data: ArrayData, validation: Ids, folder: Path) -> Path:
 def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: Path) -> Path:
     ids = list_row_ids(dataset, kind)
 
-    def read_rows(part: slice) -> FeatureRows:
-        values = vectors[ids[part]]
-        return FeatureRows(ids[part], values, hash_rows(values))
+    def read_rows(row_slice: slice) -> FeatureRows:
+        values = vectors[ids[row_slice]]
+        return FeatureRows(ids[row_slice], values, hash_rows(values))
 
     layout = {"layout": ARRAYS_DATASET_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
     out = folder / f"{ARRAYS_DATASET_NAME}_{'images' if kind == 'image' else 'captions'}.h5"

@@ -17,7 +17,7 @@ from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_data
 from vse.pipeline.imports.photos import find_archives
 from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse_column_options
 from vse.pipeline.imports.tables import find_captions_table, import_table
-from vse.pipeline.imports.webdataset import IN_PLACE, import_webdataset
+from vse.pipeline.imports.webdataset import IN_PLACE_FORMAT, import_webdataset
 
 _HUB_NAME_PATTERN = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
@@ -55,7 +55,7 @@ def _import_table(request: ImportRequest, settings: ImportSettings) -> Sequence[
 
 
 IMPORT_FORMATS: Mapping[str, ImportFormat] = {
-    IN_PLACE: ImportFormat(
+    IN_PLACE_FORMAT: ImportFormat(
         lambda request: any(map(is_remote, request.sources)),
         lambda request, settings: [import_webdataset(request.sources, settings, request.options.key_until, in_place=True)],
         option_names=("key_until",),

@@ -163,17 +163,17 @@ def import_precomp(
     all_ids = np.concatenate(ids)
     starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
 
-    def read_rows(part: slice) -> FeatureRows:
+    def read_rows(row_slice: slice) -> FeatureRows:
         parts = [
-            split.image_rows[max(part.start - start, 0) : max(part.stop - start, 0)]
+            split.image_rows[max(row_slice.start - start, 0) : max(row_slice.stop - start, 0)]
             for split, start in zip(splits, starts, strict=True)
         ]
         values = np.concatenate(parts)
         hashes = hash_rows(values)
         if values.ndim == 2:
-            return FeatureRows(all_ids[part], values, hashes)
+            return FeatureRows(all_ids[row_slice], values, hashes)
         offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
-        return FeatureRows(all_ids[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
+        return FeatureRows(all_ids[row_slice], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
 
     row_bytes = splits[0].features[:1].nbytes
     path = write_imported_cache(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, read_rows, row_bytes)

@@ -46,7 +46,7 @@ class ImageWithBoxes:
     """An image, scaled for the network, and its boxes.
 
     pixels : (3, height, width) uint8
-    boxes : (n, 4) float32, xyxy in pixels of the original image
+    boxes : (n, 4) float32, x1, y1, x2, y2 in pixels of the original image
     scores : (n,) float32
     image_size : width and height of the original image
     original_pixels : (3, height, width) uint8, input of the region-proposal network; None without such a network
@@ -173,7 +173,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
     def _find_box_limit(self, image_id: int) -> int | None:
-        """Return the maximum number of boxes of an image by ``train_boxes``, a limit for training images; None: no limit."""
+        """Return the setting ``train_boxes``, the limit of boxes, if it applies to this image; None: no limit."""
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _add_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:

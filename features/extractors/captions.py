@@ -118,8 +118,8 @@ def fit_encoder(
     """Fit the encoder of a caption feature to the training captions, write the encoder to ``out`` and return ``out``.
 
     ``word_file``, a file of word vectors, replaces the preset's file. If there is neither, word vectors are trained on the
-    captions. An undamaged encoder at ``out`` is kept if its settings, word vectors and captions are the same. Raises
-    UserError, which names the differences, if they are not.
+    captions. An undamaged encoder at ``out`` is kept. Raises UserError, which names the differences, if this encoder
+    was fitted with other settings, word vectors or captions.
     """
     word_file = config.find_word_file(word_file)
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None

@@ -111,7 +111,7 @@ def _compute_resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int
 
 
 def _build_crop_generators(config: CnnConfig, image_id: int, extra_seeds: tuple[int, ...]) -> list[np.random.Generator]:
-    """Return one random generator per crop, so that a larger number of crops in a preset leaves the first crops the same."""
+    """Return one random generator per crop, so that the first crops do not depend on the number of crops."""
     seeds = np.random.SeedSequence([config.crop_seed, image_id, *extra_seeds]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 

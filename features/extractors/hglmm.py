@@ -56,7 +56,7 @@ class ProjectedMixture:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> ProjectedMixture:
-        """Build a mixture from those ``tensors`` whose names are ``prefix`` and then a name from the method ``tensors``."""
+        """Build a mixture from the result of its method ``tensors``, with ``prefix`` in front of each name."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
@@ -175,13 +175,13 @@ class HglmmEncoder(CaptionEncoder):
         tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.is_projection_normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
         for k, part in enumerate(self.projected_mixtures):
-            tensors |= {_tensor_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
+            tensors |= {_build_mixture_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
         return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
         n_parts = sum(name.endswith("mixture.priors") for name in tensors)
-        parts = [ProjectedMixture.from_tensors(tensors, _tensor_prefix(k)) for k in range(n_parts)]
+        parts = [ProjectedMixture.from_tensors(tensors, _build_mixture_prefix(k)) for k in range(n_parts)]
         scale, is_normalized = float(tensors["scale"]), bool(tensors["normalized"])
         return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, is_normalized, device)
 
@@ -239,5 +239,5 @@ def _transform_word_vectors(word_vectors: WordVectors, unmixing: Tensor | None, 
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
 
 
-def _tensor_prefix(k: int) -> str:
-    return f"{k}." if k else ""
+def _build_mixture_prefix(index: int) -> str:
+    return f"{index}." if index else ""

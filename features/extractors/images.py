@@ -57,7 +57,7 @@ class ImageVectors:
     """The vectors of one image.
 
     features : (dim,) vector of the image, or (n, dim) vectors of its crops, positions or regions
-    boxes : (n, 4) boxes of the regions, xyxy in pixels of the image; None without regions
+    boxes : (n, 4) boxes of the regions, x1, y1, x2, y2 in pixels of the image; None without regions
     scores : (n,) scores of the regions; None without regions
     image_size : width and height of the image; (0, 0) without regions
     """

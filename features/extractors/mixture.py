@@ -201,7 +201,7 @@ def _maximise_likelihood(
 class _SortedSamples:
     """Samples, sorted in each dimension and divided into runs of ``_RUN_LENGTH`` samples.
 
-    indices : sample indices in ascending order of the values; the padding of the last run has the index N
+    indices : sample indices in ascending order of the values; the padding of the last run has the index N (number of samples)
     values : values in ascending order; the padding repeats the last value
     """
 

@@ -23,7 +23,7 @@ from vse.pipeline.files.inputs import WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import read_json
 
 Floats = NDArray[np.float32]
-TRUTH_BOXES = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
+TRUTH_BOXES_SETTING = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
 
 # Settings and hashes that determine which boxes an extractor reads, but not how it computes the vector of a box.
 _BOX_SETTING_NAMES = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def read_boxes(path: Path) -> dict[int, Floats]:
-    """Read the boxes of images from a file: (n, 4) by image id, xyxy in pixels of the image.
+    """Read the boxes of images from a file: (n, 4) by image id, x1, y1, x2, y2 in pixels of the image.
 
     The file is a JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets`` (n +
     1,) and ``boxes`` (n_boxes, 4), such as a cache of regions. Raises UserError for another format.
@@ -203,7 +203,7 @@ def hash_boxes(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
 
 def has_truth_boxes(cache: FeatureCache) -> bool:
     """Return whether the regions of a cache are the ground-truth boxes of phrases."""
-    return cache.offsets is not None and cache.provenance.get("config", {}).get("boxes") == TRUTH_BOXES
+    return cache.offsets is not None and cache.provenance.get("config", {}).get("boxes") == TRUTH_BOXES_SETTING
 
 
 def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
@@ -229,7 +229,8 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
 def _check_has_truth_boxes(cache: FeatureCache) -> None:
     if not has_truth_boxes(cache):
         raise UserError(
-            f"{cache.path} holds {cache.describe()}; ground-truth boxes are needed (a preset with boxes: {TRUTH_BOXES})"
+            f"{cache.path} holds {cache.describe()}; ground-truth boxes are needed (a preset with "
+            f"boxes: {TRUTH_BOXES_SETTING})"
         )
 
 

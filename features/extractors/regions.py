@@ -35,7 +35,7 @@ class ProposalNetworkOutput:
     """The output of the region-proposal network for one image.
 
     feature_maps : feature maps by name
-    boxes : (n, 4) boxes, xyxy in pixels of the network's input
+    boxes : (n, 4) boxes, x1, y1, x2, y2 in pixels of the network's input
     scores : (n,) objectness of the boxes
     input_size : height and width of the network's input
     """
@@ -48,7 +48,12 @@ class ProposalNetworkOutput:
 
 @dataclass(frozen=True)
 class BoxesWithVectors:
-    """Selected boxes of an image: (n, 4), xyxy in pixels of the network's input, with scores (n,) and vectors (n, dim)."""
+    """Selected boxes of an image.
+
+    boxes : (n, 4), x1, y1, x2, y2 in pixels of the network's input
+    scores : (n,) scores of the boxes
+    features : (n, dim) vectors of the boxes
+    """
 
     boxes: Tensor
     scores: Tensor

@@ -53,16 +53,16 @@ def unicode_words(text: str) -> list[str]:
 
 @cache
 def _replace_non_word_character(character: str) -> str:
-    """Return a blank for a character that cannot be part of a word. Return an empty text for a soft hyphen."""
+    """Return a blank for a character that cannot be part of a word, an empty text for a soft hyphen, else the character."""
     kind = unicodedata.category(character)[0]
     return character if kind in "LMN" or character in _JOINER_CHARACTERS else "" if character == "\u00ad" else " "
 
 
 def nltk_words(text: str) -> list[str]:
-    """Return the tokens of NLTK's ``word_tokenize`` of the lower-cased text, as in the vocabularies of VSE++ and SCAN.
+    """Return the tokens into which NLTK splits the lower-cased text, as in the vocabularies of VSE++ and SCAN.
 
-    Punctuation marks are tokens. A caption counts as one sentence. The published vocabularies split captions into sentences
-    first, which changes the tokens of 4 of 40,070 published captions. Raises UserError if NLTK is not installed.
+    Punctuation marks are tokens. The text counts as one sentence. The published vocabularies split captions into sentences
+    first. This changes the tokens of 4 of 40,070 published captions. Raises UserError if NLTK is not installed.
     """
     library = import_extra("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
     words: list[str] = library.NLTKWordTokenizer().tokenize(text.lower())
@@ -105,15 +105,15 @@ class Vocabulary:
 
     @classmethod
     def build(cls, captions: Iterable[Sequence[str]], min_count: int = 4) -> Vocabulary:
-        """Build the vocabulary of the words that occur at least ``min_count`` times, ordered by (-count, word).
+        """Build the vocabulary of the words that occur at least ``min_count`` times: frequent words first, ties by alphabet.
 
-        Callers pass the training captions only; the published code of the papers counted the test captions, too.
+        Callers pass the training captions only. The published code of the papers counted the test captions, too.
         """
         return cls.from_counts(Counter(word for tokens in captions for word in tokens), min_count)
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], min_count: int) -> Vocabulary:
-        """Build the vocabulary of the words that ``counts`` maps to ``min_count`` or more, ordered by (-count, word)."""
+        """Build the vocabulary of the words with a count of at least ``min_count``: frequent words first, ties by alphabet."""
         frequent = [word for word, count in counts.items() if count >= min_count and word not in SPECIAL_TOKENS]
         return cls(SPECIAL_TOKENS + tuple(sorted(frequent, key=lambda word: (-counts[word], word))))
 
@@ -125,7 +125,7 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, tokens: Sequence[str]) -> list[int]:
-        """Return the ids of ``<start> tokens <end>``; an unknown word has the id of ``<unk>``."""
+        """Return the ids of ``<start>``, of the tokens and of ``<end>``. An unknown word has the id of ``<unk>``."""
         return [START_ID, *(self._id_by_word.get(word, UNKNOWN_ID) for word in tokens), END_ID]
 
     def save(self, path: Path) -> Path:
@@ -139,7 +139,10 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, path: Path, words: object) -> Vocabulary:
-        """Return the vocabulary with the ``words`` of the file ``path``. Raises UserError if they are not a list of texts."""
+        """Return the vocabulary of ``words``, the content of the JSON file ``path``.
+
+        Raises UserError if ``words`` is not a list of texts that begins with the special words, or if a word occurs twice.
+        """
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path}: a vocabulary must be a JSON list of words")
         return cls(tuple(words))
@@ -160,7 +163,7 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
     matched once at most.
 
     Captions with the same letters and digits are matched first. The remaining captions are matched in the order of decreasing
-    similarity: 2 x the number of equal tokens / the number of tokens of both captions. Pairs below ``min_similarity`` are not
+    similarity: 2 x the number of equal tokens / the sum of the numbers of tokens. Pairs below ``min_similarity`` are not
     matched.
     """
     by_text: dict[str, list[int]] = {}
@@ -215,7 +218,7 @@ def _count_letters_before_ends(words: _Words) -> list[int]:
 
 
 def _align_words(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Return, for each word, the span (start, stop) of the tokens that correspond to the word. The span may be empty."""
+    """Return, for each word, the span (start, stop) in ``tokens`` that corresponds to the word. The span may be empty."""
     counterparts: list[tuple[int, int]] = []
     for _, i, i_end, j, j_end in SequenceMatcher(None, words, tokens, autojunk=False).get_opcodes():
         one_by_one = i_end - i == j_end - j

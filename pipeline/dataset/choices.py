@@ -39,7 +39,7 @@ from vse.pipeline.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 CHOICES_FILE = "choices.json"
-_NOT_VISUAL = "notvisual"  # the type of a phrase of Flickr30K Entities that names nothing in the photograph
+_NOT_VISUAL_TYPE = "notvisual"  # the type of a phrase of Flickr30K Entities that names nothing in the photograph
 # Two phrases that only these words separate can often be exchanged without a change of meaning.
 _SYMMETRIC_WORDS = {"and", "or", "with", "near", "by", "beside", "next", "to", "along", "alongside", "together", ",", "&"}
 
@@ -49,7 +49,7 @@ class CaptionChoice(BaseModel):
 
     ``right`` : the index of the right caption in ``sentids``.
     ``kind`` : the kind of the wrong captions, such as ``same_type``.
-    ``group`` : a number that choices share if they belong together, such as the two images of an example of Winoground.
+    ``group`` : a number; choices with the same number belong together, such as the two in an example of Winoground.
     ``text_scores`` : the score of each caption by a text model, which does not see the image; empty without such a model.
     """
 
@@ -101,9 +101,9 @@ def read_choices(path: Path) -> tuple[Choices, str]:
 class BigramModel:
     """A model of text that counts pairs of neighbouring words: a baseline that chooses captions without the image.
 
-    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). Here n(w) is the number
-    of occurrences of w, and n(v, w) that of w directly after v. The end of a caption counts as a word. N is the sum of all
-    n(w), and V the number of different words. If v never occurs, the first term is 0.
+    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). Here n(w) is the number of
+    occurrences of w, and n(v, w) the number of times that w directly follows v. The end of a caption counts as a word. N is
+    the sum of all n(w), and V the number of different words. If v never occurs, the first term is 0.
     """
 
     def __init__(self, captions: Iterable[Sequence[str]]) -> None:
@@ -127,7 +127,7 @@ class BigramModel:
         return total / (len(tokens) + 1)
 
 
-def fit_text_model(dataset: Dataset) -> BigramModel:
+def fit_bigram_model(dataset: Dataset) -> BigramModel:
     """Return a model that counts the pairs of neighbouring words in the training captions (:class:`BigramModel`)."""
     return BigramModel(caption.tokens for image in dataset.split("train") for caption in image.captions)
 
@@ -141,8 +141,8 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
     phrases, ``seed`` determines the random pair.
 
     The new data set has only the right and wrong captions of these choices, and their images. The text of a caption is its
-    tokens, joined by blanks. The data set has the name of the folder ``out``, by default ``data/f8k_swapped`` for
-    ``data/f8k``. Raises UserError if no caption of ``split`` has two such phrases.
+    tokens, joined by blanks. The folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``, gives the new data set its
+    name. Raises UserError if no caption of ``split`` has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
@@ -154,7 +154,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
     check_dataset_output(out, name, [dataset_file])
     check_choices_output(out, [dataset_file])
     rng = np.random.default_rng(seed)
-    text_model = fit_text_model(dataset)
+    text_model = fit_bigram_model(dataset)
     next_id = 1 + max((caption.sentid for image in dataset.images for caption in image.captions), default=-1)
     sentences: dict[int, list[dict[str, Any]]] = {image.imgid: [] for image in dataset.split(split)}
     choices = []
@@ -214,7 +214,11 @@ def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase,
     for first, second in combinations(sorted(caption.phrases, key=lambda phrase: phrase.start), 2):
         between = caption.tokens[first.stop : second.start]
         texts = [caption.tokens[phrase.start : phrase.stop] for phrase in (first, second)]
-        if (first.chain and first.chain == second.chain) or texts[0] == texts[1] or _NOT_VISUAL in first.types + second.types:
+        if (
+            (first.chain and first.chain == second.chain)
+            or texts[0] == texts[1]
+            or _NOT_VISUAL_TYPE in first.types + second.types
+        ):
             continue
         if first.stop < second.start and not _SYMMETRIC_WORDS.issuperset(between):
             kind = "same_type" if set(first.types) & set(second.types) else "other_type"
@@ -235,10 +239,11 @@ class _PublishedChoice(NamedTuple):
     """A choice between captions for an image file, or for a box in the image. The first caption is right.
 
     ``kind`` : the kind of the wrong captions.
-    ``group`` : a number that choices share if they belong together, such as the two images of an example of Winoground.
+    ``group`` : a number; choices with the same number belong together, such as the two in an example of Winoground.
+    ``box`` : (left, top, right, bottom) in pixels; None for the complete image.
     """
 
-    file: str
+    image_file: str
     captions: tuple[str, ...]
     kind: str
     group: int | None = None
@@ -250,24 +255,25 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
     ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
     ``images`` is the folder of their images. The captions of ARO describe boxes in photographs: the boxes are cut out and
-    written to ``out/images``. If ``corpus``, the file of a data set, is given, a :class:`BigramModel` of its training
-    captions scores all captions. Raises UserError if a file has another form or an image is missing.
+    written to ``out/images``. ``corpus`` is the file of another data set: a :class:`BigramModel` of its training captions
+    scores all captions. Without ``corpus``, captions have no scores. Raises UserError if a file has another form or an image
+    is missing.
     """
     name = out.resolve().name
     check_dataset_name(name)
     check_dataset_output(out, name, files)
     check_choices_output(out, files)
     items = [item for file in files for item in _read_published_choices(file)]
-    if missing := next((item.file for item in items if not (images / item.file).is_file()), None):
+    if missing := next((item.image_file for item in items if not (images / item.image_file).is_file()), None):
         raise UserError(f"{images / missing}: no such image; --images is the folder of the images")
-    text_model = None if corpus is None else fit_text_model(load_dataset_file(corpus))
+    text_model = None if corpus is None else fit_bigram_model(load_dataset_file(corpus))
     tokenise = find_tokeniser(IMPORT_TOKENISER, files[0])
     imgids: dict[tuple[str, _Box | None], int] = {}
     sentences: dict[int, list[dict[str, Any]]] = {}
     sentids: dict[tuple[int, str], int] = {}
     choices = []
     for item in items:
-        imgid = imgids.setdefault((item.file, item.box), len(imgids))
+        imgid = imgids.setdefault((item.image_file, item.box), len(imgids))
         ids = []
         for text in item.captions:
             if (imgid, text) not in sentids:
@@ -324,10 +330,11 @@ def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
 
 
 def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
-    """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
+    """Yield the choices in a row of a published file: two choices for Winoground, otherwise one.
 
-    ``kind`` is the name of the published file, and the kind of a choice except for Winoground. ``number`` is the index of the
-    row, and the group of its choices for Winoground. Raises KeyError, TypeError or ValueError if the row has another form.
+    A row of Winoground has two images and two captions. The ``group`` of its choices is ``number``, the index of the row.
+    Other choices have no ``group``, and their kind is ``kind``, the name of the published file. Raises KeyError, TypeError or
+    ValueError if the row has another form.
     """
     if "caption_0" in row:
         captions = _read_text_field(row, "caption_0"), _read_text_field(row, "caption_1")

@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 
 
 class IdIndex:
-    """An index of unique ``ids`` (n,), which finds the position of an id in ``ids`` by binary search."""
+    """An index of an array of unique ``ids`` (n,). It finds the position of an id in the array by binary search."""
 
     def __init__(self, ids: Ids) -> None:
         self._row_order = np.argsort(ids, kind="stable")
@@ -76,7 +76,7 @@ class ImageColumns(Sequence[Image]):
         return None if np.any(cocoids == NO_COCOID) else cocoids
 
     @property
-    def count_captions_per_image(self) -> NDArray[np.int64]:
+    def n_captions_per_image(self) -> NDArray[np.int64]:
         """The number of captions of each image, (n_images,)."""
         counts: NDArray[np.int64] = np.diff(self._columns.caption_ends, prepend=0)[self._row_indices]
         return counts
@@ -101,7 +101,7 @@ class ImageColumns(Sequence[Image]):
         """Return the number of occurrences of each word in the captions of the images."""
         total: Counter[str] = Counter()
         for group, captions in self._iterate_caption_groups():
-            tokens, ends, words = self._columns.read_words(group)
+            tokens, ends, words = self._columns.read_encoded_tokens(group)
             is_chosen = np.zeros(len(ends), bool)
             is_chosen[captions] = True
             counts = np.bincount(tokens[np.repeat(is_chosen, np.diff(ends, prepend=0))], minlength=len(words))
@@ -112,7 +112,7 @@ class ImageColumns(Sequence[Image]):
     def caption_languages(self) -> list[str]:
         """The language of each caption, in the order of the images; an empty text for a caption without a language."""
         if not self._columns.has_languages:
-            return [""] * int(self.count_captions_per_image.sum())
+            return [""] * int(self.n_captions_per_image.sum())
         return [
             languages[row] or ""
             for group, captions in self._iterate_caption_groups()
@@ -133,7 +133,7 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the index of each row group of the file that holds captions of these images, and their indices in the group.
+        """Yield the captions of these images as pairs: the index of a row group, and the indices of captions in this group.
 
         A row group occurs several times if the images are not in the order of the file.
         """
@@ -203,7 +203,8 @@ def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: Capti
 def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the indices of all captions of some images.
 
-    ``rows`` are the indices of these images. ``ends`` has, for every image, the number of captions up to and including it.
+    ``rows`` are the indices of these images. ``ends`` has, for every image, the number of captions up to and including this
+    image.
     """
     counts = np.diff(ends, prepend=0)[rows]
     before = np.cumsum(counts) - counts
@@ -266,7 +267,7 @@ def caption_ids(images: Sequence[Image]) -> Ids:
 def count_captions_per_image(images: Sequence[Image]) -> NDArray[np.int64]:
     """Return the number of captions of each image, (n_images,)."""
     if isinstance(images, ImageColumns):
-        return images.count_captions_per_image
+        return images.n_captions_per_image
     return np.asarray([len(image.captions) for image in images], np.int64)
 
 

@@ -57,7 +57,7 @@ __all__ = [
     "load_dataset_file",
 ]
 ALL_SPLITS = "all"  # the value of an option that stands for all splits
-MIN_LARGE_BYTES = 2**23  # a dataset.json of this size or more gets a parquet copy, and its SHA-256 is remembered
+MIN_LARGE_JSON_BYTES = 2**23  # a dataset.json of this size or more gets a parquet copy, and its SHA-256 is remembered
 _CHECK_VERSION = 2  # to be increased if the checks of data sets, the columns or the tokenisers change
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 log = logging.getLogger(__name__)
@@ -79,15 +79,15 @@ def parse_fold(text: str) -> Fold | None:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set. ``path`` is its file, ``dataset.json`` or ``dataset.parquet``; ``images`` are in the order of the file.
+    """A data set, read from the file ``path``: a ``dataset.json`` or ``dataset.parquet``. ``images`` are in file order.
 
     ``has_image_files`` is false if only image features were imported. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for queries.
 
-    ``parent`` is the name of a data set with the same images; this data set reads the caches of image features of its parent.
-    Most data sets have no parent (an empty text). A fold of a cross-validation (:mod:`vse.pipeline.dataset.splits_and_noise`)
-    has a parent with other splits, and a ``fold``, such as ``0 of 5``. A data set with further captions
-    (:mod:`vse.pipeline.imports.added_captions`) has a parent with fewer captions.
+    ``parent`` is the name of a data set that has all images of this data set; this data set reads the caches of image features
+    of its parent. A data set without a parent has an empty text. A fold of a cross-validation
+    (:mod:`vse.pipeline.dataset.splits_and_noise`) has a parent with other splits, and a ``fold``, such as ``0 of 5``. A data
+    set with added captions (:mod:`vse.pipeline.imports.added_captions`) has a parent with fewer captions.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Dataset:
 
     @property
     def content_paths(self) -> list[Path]:
-        """The files, besides ``path``, that determine the content: none. Only a folder of photos has such files."""
+        """The files besides ``path`` that determine the content. The list is empty, except for a folder of photos."""
         return []
 
     @cached_property
@@ -250,7 +250,7 @@ def remember_checks(dataset: Dataset) -> None:
 
 
 def _read_json(path: Path, file: InputFile) -> Dataset:
-    if file.size < MIN_LARGE_BYTES:
+    if file.size < MIN_LARGE_JSON_BYTES:
         return _parse_dataset(path, file)[0]
     if not set_remembered_sha256(file):
         remember_sha256(file)
@@ -282,7 +282,7 @@ def _read_parquet_copy(path: Path, sha256: str) -> Dataset | None:
 
 
 def write_parquet_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
-    """Write a parquet copy of the ``dataset.json`` at ``path``. If the copy cannot be written, nothing happens.
+    """Write a parquet copy of the ``dataset.json`` at ``path``. If the copy cannot be written, no error is raised.
 
     ``sha256`` is the hash of the ``dataset.json``, ``head`` has its keys besides ``images``, and ``tables`` yields its images
     as tables (pyarrow).
@@ -308,7 +308,7 @@ def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]
 
 
 def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :class:`Dataset` that a ``dataset.json`` states next to its images, such as the name.
+    """Return arguments of :class:`Dataset`, such as the name, from ``content``, the keys of a ``dataset.json``.
 
     Raises UserError if a value in ``content`` is invalid. The message begins with ``path``, the file of the data set.
     """
@@ -330,7 +330,8 @@ def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
     """Return the images with only their captions in ``languages``; an empty list of languages keeps all captions.
 
-    Raises UserError if a language has no caption. The message begins with ``path``, the file of the data set.
+    Images that lose all captions are kept. Raises UserError if a language has no caption. The message begins with ``path``,
+    the file of the data set.
     """
     if not languages:
         return images
@@ -385,5 +386,5 @@ def list_mentions(dataset: Dataset) -> list[Mention]:
 
 
 def list_phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of phrases in order of appearance. Feature caches use the index in the list as id."""
+    """Return the distinct texts of phrases in order of appearance. The id of a text in feature caches is its index here."""
     return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

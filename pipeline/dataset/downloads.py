@@ -82,7 +82,7 @@ def _prepare_if_images_exist(config: DatasetConfig, out: Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
-    """Download the ``n_bytes`` of ``url`` to ``path``, unless ``path`` already has this SHA-256, and return ``path``.
+    """Download ``url``, a file of ``n_bytes`` bytes, to ``path``, unless ``path`` already has this SHA-256; return ``path``.
 
     The bytes are written to ``<path>.part``, so that a second call requests only the rest. Raises UserError if the server is
     out of reach or sends another file. A complete ``<path>.part`` with the wrong SHA-256 is removed.
@@ -265,10 +265,10 @@ def request_url(url: str, headers: Mapping[str, str], timeout: float) -> request
 
 
 def read_chunks(response: requests.Response, timeout: float, n_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield the body of a response in chunks as they arrive; stop after ``n_bytes`` bytes; None: at the end.
+    """Yield the body of a response in chunks as they arrive.
 
-    Raises requests.RequestException if the connection breaks, or if fewer bytes than ``MIN_BYTES_PER_SECOND`` arrive per
-    second during ``timeout`` seconds.
+    Stops once ``n_bytes`` bytes have arrived; if ``n_bytes`` is None, at the end of the body. Raises requests.RequestException
+    if the connection breaks, or if fewer bytes than ``MIN_BYTES_PER_SECOND`` arrive per second during ``timeout`` seconds.
     """
     n_before, n_read, start = 0, 0, time.monotonic()
     while n_bytes is None or n_read < n_bytes:

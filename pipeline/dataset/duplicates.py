@@ -47,8 +47,8 @@ _DCT_MATRIX = np.cos(
 def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_HASH_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
-    The bits state which of the 8 x 8 lowest frequencies of the cosine transform of 32 x 32 grey pixels are above the median.
-    Raises BadImage if the file cannot be read.
+    The image is reduced to 32 x 32 grey pixels. Each bit states whether one of the 8 x 8 lowest frequencies of their cosine
+    transform is above the median of these frequencies. Raises BadImage if the file cannot be read.
     """
     content = read_image_bytes(path)
     try:
@@ -75,7 +75,7 @@ def find_similar_hashes(
     others: Bool[np.ndarray, f"n_others {N_HASH_BITS}"],
     max_bits: int = MAX_DIFFERENT_BITS,
 ) -> list[tuple[int, int]]:
-    """Return all pairs (i, j) of ``hashes[i]`` and ``others[j]`` that differ in at most ``max_bits`` bits."""
+    """Return all pairs (i, j) such that ``hashes[i]`` and ``others[j]`` differ in at most ``max_bits`` bits."""
     signs, other_signs = (np.where(bits, np.float32(1), np.float32(-1)) for bits in (hashes, others))
     pairs: list[tuple[int, int]] = []
     for start in range(0, len(signs), _HASHES_PER_CHUNK):
@@ -171,7 +171,7 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
-    for (split, twin), count in sort_by_splits(counts):
+    for (split, twin), count in sort_by_split_pair(counts):
         lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{describe_leak(split, twin)}")
     return "\n".join(lines)
 
@@ -195,7 +195,7 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
         pairs_of_splits[image.split, twin.split].append((image, twin))
     where = f"across the splits of {dataset.path}" if other is None else f"of {dataset.path} and {other.path}"
     lines = [f"{len(pairs)} pairs of photos {where} look alike (perceptual hash)"]
-    for (split, twin_split), some in sort_by_splits(pairs_of_splits):
+    for (split, twin_split), some in sort_by_split_pair(pairs_of_splits):
         example = f"e.g. {some[0][0].file} and {some[0][1].file}"
         lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{describe_leak(split, twin_split)}")
     return "\n".join(lines)
@@ -209,7 +209,7 @@ def describe_leak(split: str, other: str) -> str:
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
 
-def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
+def sort_by_split_pair(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
     """Return the items of a dictionary whose keys are pairs of splits, in the order of ``SPLITS``."""
     return sorted(values.items(), key=lambda item: [SPLITS.index(split) for split in item[0]])
 
@@ -241,10 +241,10 @@ _DATASETS_BY_ID_SOURCE = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # publi
 
 
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
-    """Report equal captions and similar photos across the splits of a data set, and images of published test sets.
+    """Report equal captions and similar photos in different splits of a data set, and its images in published test sets.
 
     ``against`` is a ``dataset.json`` to compare with, or the name of a data set in ``data/`` or next to this data set. The
-    photos of a data set given by name may be missing. With ``look_alikes=False`` no photos are compared by their look. Raises
+    photos of a data set given by name may be missing. With ``look_alikes=False``, similar photos are not searched for. Raises
     UserError if a data set is invalid or an image file is missing.
     """
     dataset = load_and_check_dataset(path)
@@ -280,7 +280,7 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
                 examples.setdefault((split, twin), text)
     where = f"across the splits of {dataset.path}" if other is None else f"in {dataset.path} and {other.path}"
     lines = [f"{len(shared)} texts of captions are the same {where}"]
-    for (split, twin), (n_captions, n_twins) in sort_by_splits(counts):
+    for (split, twin), (n_captions, n_twins) in sort_by_split_pair(counts):
         example = to_printable_line(examples[split, twin])
         example = example if len(example) <= _MAX_EXAMPLE_LENGTH else f"{example[:_MAX_EXAMPLE_LENGTH]}..."
         count = f"{n_captions:7d} in {split} and {n_twins} in {twin}"
@@ -289,7 +289,7 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
 
 
 def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
-    """Return the number of captions by text and split. A text is the lower-case tokens of a caption, joined by blanks."""
+    """Return the number of captions for each text and split. The text is a caption's lower-case tokens, joined by blanks."""
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for image in dataset.images:
         for caption in image.captions:
@@ -300,8 +300,8 @@ def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report how many images of a data set are test images of published data sets, by their ids on Flickr or in MS-COCO.
 
-    A published data set is read from ``data/NAME``, or from a folder next to this data set. If its file is missing although
-    its images come from the same website as those of this data set, a line states that the two were not compared.
+    A published data set is read from ``data/NAME``, or from a folder next to this data set. If this file is missing, but the
+    two data sets have images from the same website, a line states that they were not compared.
     """
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}

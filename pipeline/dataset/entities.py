@@ -85,7 +85,7 @@ _CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class MarkedPhrase(NamedTuple):
-    """A phrase: words ``start`` to ``stop`` (exclusive) of a caption. ``chain`` is the id of the thing that they name."""
+    """A phrase: words ``start`` to ``stop`` (exclusive) of a caption. ``chain`` is the id of the thing that the words name."""
 
     start: int
     stop: int
@@ -257,8 +257,8 @@ def read_photo_numbers(path: Path) -> tuple[str, ...]:
 def read_unrelated_captions(path: Path) -> frozenset[tuple[str, int]]:
     """Read ``UNRELATED_CAPTIONS``, the list of captions that do not describe their photo.
 
-    Returns pairs of the number of a photo and the 0-based index of a caption. Raises UserError, which names the file and line,
-    if a line is not such a pair.
+    Returns pairs: the number of a photo, and the 0-based index of one of its captions. Raises UserError, which names the file
+    and line, if a line is not such a pair.
     """
     with wrap_read_errors(path, "a list of captions"):
         lines = InputFile(path).read().decode("ascii").split("\n")

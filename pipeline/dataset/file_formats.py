@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.columns import ImageColumns, build_tables
-from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_dataset_head, write_parquet_copy
+from vse.pipeline.dataset.dataset import MIN_LARGE_JSON_BYTES, load_dataset_file, read_dataset_head, write_parquet_copy
 from vse.pipeline.dataset.images import parse_images
 from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter, decode_captions
 from vse.pipeline.dataset.preparation import (
@@ -25,17 +25,17 @@ from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_oth
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_temporary_files
 
 DatasetFormat = Literal["json", "parquet"]
-MAX_JSON_PAIRS = 1_000_000  # an import writes a larger data set as parquet
-Tables = Callable[[], Iterator[Any]]  # each call yields tables (pyarrow) with all images
+MAX_JSON_CAPTIONS = 1_000_000  # an import writes a larger data set as parquet
+TableFactory = Callable[[], Iterator[Any]]  # each call yields tables (pyarrow) with all images
 
 
-def choose_dataset_format(n_pairs: int) -> DatasetFormat:
-    """Return the file format of a new data set: parquet for more than ``MAX_JSON_PAIRS`` captions, else JSON."""
-    return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
+def choose_dataset_format(n_captions: int) -> DatasetFormat:
+    """Return the file format of a new data set: parquet for more than ``MAX_JSON_CAPTIONS`` captions, else JSON."""
+    return "parquet" if n_captions > MAX_JSON_CAPTIONS else "json"
 
 
 def check_no_other_format(out: Path, file_format: DatasetFormat) -> None:
-    """Raise UserError if the folder ``out`` has a data set in another file format than ``file_format``."""
+    """Raise UserError if the folder ``out`` has a data set in the other file format than ``file_format``."""
     other = out / ("dataset.json" if file_format == "parquet" else "dataset.parquet")
     if other.exists():
         raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
@@ -43,7 +43,7 @@ def check_no_other_format(out: Path, file_format: DatasetFormat) -> None:
 
 def write_dataset_from_tables(
     head: dict[str, Any],
-    tables: Tables,
+    tables: TableFactory,
     out: Path,
     images: Path | None,
     inputs: list[Path],
@@ -66,7 +66,7 @@ def write_dataset_from_tables(
     entries = _ImageEntries(tables)
     path = write_json_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
     file = InputFile(path)
-    if file.size >= MIN_LARGE_BYTES:
+    if file.size >= MIN_LARGE_JSON_BYTES:
         write_parquet_copy(path, file.sha256, head, tables())
     return path
 
@@ -106,7 +106,7 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
 class _ImageEntries(Iterable[dict[str, Any]]):
     """An iterable of the images in pyarrow tables, as JSON objects for ``dataset.json``. It can be iterated several times."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: TableFactory) -> None:
         self._tables = tables
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ class _ImageEntries(Iterable[dict[str, Any]]):
                 yield build_image_entry(imgid, file, split, cocoid, captions)
 
 
-def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path | None, inputs: list[Path]) -> Path:
+def _write_parquet(head: dict[str, Any], tables: TableFactory, out: Path, images: Path | None, inputs: list[Path]) -> Path:
     path = out / "dataset.parquet"
 
     def is_dataset(existing: Path) -> bool:
@@ -153,11 +153,11 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
     return path
 
 
-def _has_equal_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
+def _has_equal_tables(path: Path, head: dict[str, Any], tables: TableFactory) -> bool:
     """Return whether a parquet file has exactly this head and these tables; False if it is missing or damaged.
 
-    ``head`` holds all keys of ``dataset.json`` besides ``images``; they are in the metadata of the file. ``tables`` yields the
-    images of each row group as a table (pyarrow).
+    ``head`` has the keys of ``dataset.json`` besides ``images``, which are in the metadata of the file. ``tables`` is a
+    function that yields the images of each row group as a table (pyarrow).
     """
     parquet = import_module("pyarrow.parquet")
     try:

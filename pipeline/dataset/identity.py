@@ -96,7 +96,7 @@ def hash_captions(images: Sequence[Image]) -> Hashes:
 
 
 def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
-    """Return the ids and hashes of images and their captions. ``photos`` (n_images, 32) has the hashes of files, if known."""
+    """Return the ids and hashes of images and their captions. ``photos`` (n_images, 32) has the SHA-256 of files."""
     return DataIdentity(image_ids(images), caption_ids(images), photos, hash_captions(images))
 
 
@@ -104,8 +104,8 @@ def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     An example is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only the captions differ, a second message states whether the photographs
-    are equal or were not compared. If only the photographs differ, it states this for the captions.
+    differ from the complete data set. If only the captions or only the photographs differ, a second message states whether
+    the others are equal or were not compared.
     """
     parts = {
         "photographs": _find_differing_ids(ours.image_ids, ours.photo_hashes, theirs.image_ids, theirs.photo_hashes),
@@ -162,9 +162,10 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if a data set has changed since a file of embeddings was written. ``recorded`` has the hashes in it.
+    """Raise UserError if a data set has changed since a file of embeddings was written.
 
-    All captions are compared with the hashes, but only some photographs, which are evenly spread over the data set.
+    ``recorded`` has the ids and hashes in the file of embeddings. All captions are compared, and some photographs, evenly
+    spread over the data set.
     """
     captions = None if recorded.caption_hashes is None else hash_captions(dataset.images)
     photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)

@@ -89,7 +89,7 @@ def _read_integer(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def _read_chain(entry: dict[str, Any], where: str) -> str:
-    """Return the id of the coreference chain: the field ``chain`` of a phrase, or else its joined ``objects`` (ids).
+    """Return the id of the coreference chain: the field ``chain`` of a phrase, or else its field ``objects``, joined by ``+``.
 
     All phrases of an image with the same id name the same thing. The id is an empty text if the phrase has neither field.
     """
@@ -184,8 +184,8 @@ Tokeniser = Callable[[str], list[str]]
 def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[Image, ...]:
     """Convert ``entries``, the list ``images`` of the ``dataset.json`` at ``path``, to images.
 
-    The list is emptied meanwhile to save memory. ``tokenise`` splits captions without tokens. Raises UserError, which names
-    the image or caption, for an invalid entry, for duplicate ids or files, and for an empty list.
+    The list is emptied during the conversion, to save memory. ``tokenise`` splits captions without tokens. Raises UserError,
+    which names the image or caption, for an invalid entry, for duplicate ids or files, and for an empty list.
     """
     try:
         entries.reverse()
@@ -213,9 +213,9 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
-    """Make equal tokens in the list ``tokens`` of a JSON object share memory, and return the object.
+    """Replace equal tokens in the list ``tokens`` of a JSON object by one object in memory; return the JSON object.
 
-    An object without such a list is unchanged. COCO has 6.5 million tokens but only 30,000 distinct words.
+    A JSON object without such a list is unchanged. COCO has 6.5 million tokens but only 30,000 distinct words.
     """
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):

@@ -35,11 +35,12 @@ def parse_languages(text: str, option: str = "--languages") -> list[str]:
     return languages
 
 
-def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
-    """Return two fields to write to a file of embeddings: the distinct languages, and the index of each caption's language.
+def build_language_fields(languages: Sequence[str]) -> dict[str, Any]:
+    """Return the fields ``languages`` and ``caption_languages`` of a file of embeddings.
 
-    The fields are called ``languages`` and ``caption_languages``. The parameter ``languages`` has the language of each
-    caption. Returns an empty dictionary if a caption has no language.
+    The parameter ``languages`` has the language of each caption. The field ``languages`` is a text with the distinct
+    languages, such as ``en,de``. The field ``caption_languages`` has the index of each caption's language in this text.
+    Returns an empty dictionary if a caption has no language.
     """
     if not languages or not all(languages):
         return {}
@@ -47,8 +48,8 @@ def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
     return {"caption_languages": np.asarray([names.index(one) for one in languages], np.int64), "languages": ",".join(names)}
 
 
-def check_languages(path: Path, indices: NDArray[np.int64], names: str, n_captions: int) -> None:
-    """Raise UserError if a file of embeddings has invalid languages. The message begins with ``path``, the file.
+def check_language_fields(path: Path, indices: NDArray[np.int64], names: str, n_captions: int) -> None:
+    """Raise UserError if the languages in a file of embeddings are invalid. The message begins with ``path``, the file.
 
     ``indices`` must hold ``n_captions`` positions in ``names``, a text with the distinct languages such as ``en,de``.
     """

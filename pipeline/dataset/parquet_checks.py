@@ -22,11 +22,11 @@ _BAD_PATH_PATTERN = r"^$|^/|/$|//|(^|/)\.\.?(/|$)|\x00|[^/]{256}"
 
 
 def check_parquet_columns(file: InputFile) -> None:
-    """Check all values in the columns of a data set. The rules are the same as for ``dataset.json``.
+    """Check all values in the columns of a data set, by the rules for ``dataset.json``.
 
-    Raises UserError for columns that are missing or of another type, for null values, for ids or files that occur twice, and
-    for a damaged file. Raises UserError, which names the image or caption, for unknown splits, empty captions, and images
-    outside the folder ``images``.
+    In addition, the path of an image must be in its shortest form. Raises UserError for columns that are missing or of another
+    type, for null values, for ids or files that occur twice, and for a damaged file. Raises UserError, which names the image
+    or caption, for unknown splits, empty captions, invalid languages, and images outside the folder ``images``.
     """
     arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
     ids: dict[str, list[Any]] = {"imgid": [], "sentid": [], "image file": []}

@@ -90,7 +90,7 @@ class ParquetColumns:
 
     @property
     def head(self) -> dict[str, Any]:
-        """The keys of ``dataset.json`` other than ``images``. Raises UserError if they are missing."""
+        """The keys of ``dataset.json`` besides ``images``. Raises UserError if the file lacks them."""
         with wrap_read_errors(self.path, "a data set: its metadata need the key vse-dataset with a JSON object"):
             head = json.loads((self._file.schema_arrow.metadata or {})[HEAD_KEY])
             if not isinstance(head, dict):
@@ -149,7 +149,7 @@ class ParquetColumns:
         raws: list[str] = self._read_caption_field("raw", group).to_pylist()
         return raws
 
-    def read_words(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
+    def read_encoded_tokens(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
         """Return the tokens of the captions in a row group as ``indices``, ``ends`` and ``words``.
 
         ``words`` are the distinct tokens, and token k of the row group is ``words[indices[k]]``. ``ends`` (n_captions,) is the

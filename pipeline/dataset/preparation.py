@@ -214,7 +214,7 @@ def check_dataset_name(name: str) -> None:
 
 
 def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
-    """Raise UserError if an existing ``out/dataset.json`` is not the data set ``name``, or is one of ``inputs``."""
+    """Raise UserError if ``out/dataset.json`` is one of ``inputs`` or, without ``--force``, another data set than ``name``."""
 
     def is_dataset(path: Path) -> bool:
         head, has_images, _ = read_first_bytes(path, _MAX_HEAD_BYTES).partition(b', "images": [')
@@ -288,10 +288,10 @@ def read_dataset_content(dataset_file: Path) -> dict[str, Any]:
         content: dict[str, Any] = read_json(dataset_file)
         return content
     images = load_dataset_file(dataset_file).images
-    return {**read_dataset_head(dataset_file), "images": list(map(encode_image, images))}
+    return {**read_dataset_head(dataset_file), "images": list(map(convert_image_to_entry, images))}
 
 
-def encode_image(image: Image) -> dict[str, Any]:
+def convert_image_to_entry(image: Image) -> dict[str, Any]:
     """Return an image as a JSON object for ``dataset.json``. The phrases of its captions are left out."""
     sentences = [
         build_caption_entry(caption.sentid, image.imgid, caption.raw, list(caption.tokens), caption.language)
@@ -323,7 +323,7 @@ def build_caption_entry(sentid: int, imgid: int, raw: str, tokens: list[str], la
 
 
 def check_and_describe_dataset(path: Path) -> str:
-    """Return a report of the counts in each split. Raises UserError for an invalid data set or a missing image file."""
+    """Return the counts of each split as text. Raises UserError if the data set is invalid or an image file is missing."""
     return describe_splits(load_and_check_dataset(path))
 
 
@@ -368,8 +368,8 @@ def create_album(photos: Path, out: Path, name: str | None = None, tokeniser: st
 
     All JPEG, PNG and WebP files in the folder and its subfolders become images of the split ``test``. Ids follow the order of
     the file names, so a new photo changes the ids of later ones. The data set is called ``name``, or like the folder ``out``.
-    ``tokeniser`` splits queries into words; None stands for the tokeniser of the trained model that searches. Returns the
-    path of ``dataset.json``.
+    ``tokeniser`` splits queries into words. If it is None, a search uses the tokeniser of the trained model. Returns the path
+    of ``dataset.json``.
     """
     if tokeniser is not None:
         find_tokeniser(tokeniser, "--tokeniser")

@@ -1,7 +1,7 @@
 """Build data sets from published annotations: Flickr30K Entities, XM3600, Multi30k and XTD.
 
-The phrases and boxes of Entities can also be added to another data set of the same photos. Each function in :data:`LAYOUTS`
-reads one of the published data sets with captions in several languages.
+The phrases and boxes of Entities can also be added to another data set of the same photos. Each function in
+:data:`READER_BY_LAYOUT` reads one of the published data sets with captions in several languages.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     """Build the content of ``dataset.json`` from the captions and splits of Flickr30K Entities.
 
     ``folder`` has ``Annotations``, ``Sentences``, ``train.txt``, ``val.txt`` and ``test.txt``, and may have
-    ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every photo in the three lists. The ``imgid`` of an
-    image is this number. Logs the numbers of photos, captions, boxes and phrases. Raises UserError if a file is missing, or
+    ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every photo in the three lists. The ``imgid`` of a
+    photo is its number. Logs the numbers of photos, captions, boxes and phrases. Raises UserError if a file is missing, or
     if a photo is in two splits.
     """
     splits = {split: read_photo_numbers(folder / f"{split}.txt") for split in ENTITIES_SPLITS}
@@ -134,8 +134,9 @@ def _add_phrases_to_sentences(
 ) -> None:
     """Add the phrases of the annotated captions of ``photo`` to the captions of the same text in ``sentences``.
 
-    ``sentences`` are the captions of an image in ``dataset.json``; ``tokenise`` splits those without tokens. Captions match if
-    the share of equal tokens is at least ``min_similarity``. ``reader`` converts the phrases, and counts the matched captions.
+    ``sentences`` are the captions of an image in ``dataset.json``; ``tokenise`` splits captions without tokens. Captions match
+    if the share of equal tokens is at least ``min_similarity``. ``reader`` converts the phrases, and counts the matched
+    captions.
     """
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
@@ -267,11 +268,11 @@ _TAG_BY_PUBLISHED_NAME = {"jp": "ja"}  # published names of languages that are n
 
 @dataclass(frozen=True)
 class PublishedImage:
-    """An image of a published data set: the file, the split, the captions by language, and the id in MS-COCO or None."""
+    """An image of a published data set. ``cocoid`` is its id in MS-COCO, or None without such an id."""
 
     file: str
     split: str
-    captions: Mapping[str, Sequence[str]]
+    captions_by_language: Mapping[str, Sequence[str]]
     cocoid: int | None = None
 
 
@@ -313,7 +314,7 @@ def read_multi30k(annotations: Path) -> Iterator[PublishedImage]:
 def read_xtd(annotations: Path) -> Iterator[PublishedImage]:
     """Read the folder of XTD, which has a list of images of COCO, and a file for each language with a caption per image.
 
-    If a language has several files, the file in the folder ``XTD10`` is read.
+    If a language has several files, the first one in the order of the folders ``XTD10``, ``STAIR`` and ``MIC`` is read.
     """
     files = _read_lines(annotations / "XTD10" / "test_image_names.txt")
     texts_by_language: dict[str, list[str]] = {}
@@ -330,7 +331,7 @@ def read_xtd(annotations: Path) -> Iterator[PublishedImage]:
         yield PublishedImage(f"{name[1]}/{file}", "test", captions, int(name[2]))
 
 
-LAYOUTS: dict[str, Callable[[Path], Iterator[PublishedImage]]] = {
+READER_BY_LAYOUT: dict[str, Callable[[Path], Iterator[PublishedImage]]] = {
     "xm3600": read_xm3600,
     "multi30k": read_multi30k,
     "xtd": read_xtd,
@@ -346,12 +347,12 @@ def build_multilingual_content(layout: str, annotations: Path, images: Path) -> 
     tokenise = find_tokeniser(IMPORT_TOKENISER, annotations)
     entries: list[dict[str, Any]] = []
     n_captions = 0
-    for imgid, image in enumerate(LAYOUTS[layout](annotations)):
+    for imgid, image in enumerate(READER_BY_LAYOUT[layout](annotations)):
         path = PurePosixPath(image.file)
         if path.is_absolute() or ".." in path.parts or not (images / path).is_file():
             raise UserError(f"{images / path}: no such image file, but {annotations} has captions of it")
         sentences = []
-        for language, texts in image.captions.items():
+        for language, texts in image.captions_by_language.items():
             for text in (text.strip() for text in texts):
                 tokens = tokenise(text)
                 if not tokens:

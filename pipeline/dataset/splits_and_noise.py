@@ -114,9 +114,9 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     """Convert published noise, an index file of the methods NCR or DECL, to a noise file, and return its path.
 
     The index is an array of image positions in a ``.npy`` file. In an index of NCR, element k is the position of the image
-    that is paired with training caption k. In an index of DECL, this image is paired with all captions of training image k.
-    Captions and images are counted from 0, in the order of the training splits. Raises UserError if the array has another
-    length or refers to images that do not exist.
+    that is paired with training caption k. In an index of DECL, element k is the position of the image that is paired with all
+    captions of training image k. Captions and images are counted from 0, in the order of the training splits. Raises UserError
+    if the array has another length or refers to images that do not exist.
     """
     dataset = load_dataset_file(dataset_file)
     splits = _list_training_splits(dataset)
@@ -222,18 +222,18 @@ def _write_noise_file(content: Mapping[str, Any], dataset: Dataset, out: Path, i
     return out
 
 
-def _shuffle_images(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Generator, items: str) -> NDArray[np.int64]:
+def _shuffle_images(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Generator, noun: str) -> NDArray[np.int64]:
     """Return the image of each item after a random share ``rate`` of the items has exchanged images.
 
     An item is a caption, or the set of all captions of an image. ``image_of_item`` (n_items,) is the index of the image of
     each item. Each chosen item gets another image than before, and each image keeps its number of items. Raises UserError if
-    this is impossible; the message calls the items ``items``.
+    this is impossible; the message calls the items ``noun``, such as ``captions``.
     """
     chosen = rng.permutation(len(image_of_item))[: round(rate * len(image_of_item))]
     own = image_of_item[chosen]
     if len(own) and 2 * np.unique(own, return_counts=True)[1].max() > len(own):
         raise UserError(
-            f"a rate of {rate:g} changes {len(own)} of {len(image_of_item)} {items}, and more than half of them belong to one "
+            f"a rate of {rate:g} changes {len(own)} of {len(image_of_item)} {noun}, and more than half of them belong to one "
             "image, so that they cannot exchange their images; give a higher rate"
         )
     new = rng.permutation(own)
@@ -247,7 +247,7 @@ def _shuffle_images(image_of_item: NDArray[np.int64], rate: float, rng: np.rando
 
 
 def _list_changed_images(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the ids of the captions whose image changes, and of their new images, as ``sentids`` and ``imgids``.
+    """Return the ids of the captions whose image changes as ``sentids``, and the ids of their new images as ``imgids``.
 
     ``new_image_of_caption`` (n_captions,) is the index of each caption's image in ``images`` after the changes.
     """
@@ -307,7 +307,7 @@ def write_folds(
         )
     if only is not None and only >= count:
         raise UserError(f"--only {only}: there are {count} folds, counted from 0")
-    part_of = assign_parts([image.imgid for image in dataset.images], count, seed)
+    part_of = assign_images_to_parts([image.imgid for image in dataset.images], count, seed)
     content = read_dataset_content(dataset_file)
     paths = {number: out / f"fold-{number}.json" for number in (range(count) if only is None else [only])}
     for path in paths.values():
@@ -326,7 +326,7 @@ def write_folds(
     return list(paths.values())
 
 
-def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
+def assign_images_to_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
     """Divide images into ``count`` parts for a cross-validation; return the part, from 0 to ``count`` - 1, of each image id.
 
     Images are sorted by the SHA-256 of the seed and their id; image k in this order gets the part k modulo ``count``. So the

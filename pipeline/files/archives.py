@@ -1,4 +1,4 @@
-"""Read ranges of bytes of files at a URL (through fsspec), and read or unpack archives from untrusted sources."""
+"""Read parts of files at a URL (with the library fsspec), and read or unpack archives from untrusted sources."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def to_path_or_url(text: str) -> Path | str:
 class RemoteFile:
     """A file at a URL, which several threads may read. Raises UserError if the server cannot state the size of the file.
 
-    version : the entity tag of the file, or the time of its last change; an empty text if the server states neither
+    version : the entity tag (ETag) of the file, or else the time of its last change; empty if the server states neither
     """
 
     def __init__(self, url: str) -> None:
@@ -91,7 +91,10 @@ class RemoteFile:
 
 
 def open_remote_file(url: str) -> RemoteFile:
-    """Return the file at a URL. Each process requests size and version only once. Raises UserError if the file is missing."""
+    """Return the file at a URL. Each process requests the size and version of a file only once.
+
+    Raises UserError if the file is missing or the server does not state the size.
+    """
     return _open_remote_file(url, os.getpid())  # the connections of fsspec do not survive a fork
 
 
@@ -109,7 +112,7 @@ def list_remote_files(url: str) -> list[str]:
 
 
 def _open_file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of fsspec (cached by fsspec for each process and thread), and the path of the file in it."""
+    """Return the file system of fsspec (cached by fsspec for each process and thread), and the path of the URL in it."""
     if to_path_or_url(url) != url:
         raise UserError(f"{url}: a path of this machine; an index states it without file://")
     fsspec: Any = import_extra("fsspec.core", f"{url}:", _EXTRA)
@@ -119,7 +122,7 @@ def _open_file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _wrap_errors(url: str) -> Iterator[None]:
-    """Turn any error in the ``with`` block into a UserError, because each file system of fsspec has its own errors."""
+    """Turn any error in the ``with`` block into a UserError: each file system of fsspec raises other classes of errors."""
     try:
         yield
     except (UserError, MemoryError):
@@ -194,9 +197,9 @@ class ArchiveMember:
 def unpack_member(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; return ``target``.
 
-    Every member must be a plain file or a folder. Every path must stay inside the archive and be unique. The files of
-    ``member`` may have at most ``max_bytes`` together. ``target`` appears when all files are complete; after an error nothing
-    remains. Raises UserError, which names the archive and the member, if a check fails.
+    ``target`` appears when all files are complete; after an error nothing remains. Raises UserError if a member of the archive
+    is neither a plain file nor a folder, has a path that leads out of the archive, or has the path of another member. Raises
+    UserError if the files of ``member`` have more than ``max_bytes`` together, or if the archive is damaged.
     """
     temporary = _unpacking_folder(target)
     try:
@@ -230,8 +233,8 @@ def _unpacking_folder(target: Path) -> Path:
 def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     """Open a zip or tar archive and yield an iterator over its members, in the order of the archive.
 
-    Raises UserError if the archive expands to over 100 times its size (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`
-    has the exact limit).
+    Raises UserError if the archive expands to over 1 GB and over 100 times its size
+    (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`).
     """
     if zipfile.is_zipfile(path):
         check_decoded_zip_size(path)
@@ -246,7 +249,7 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
 def open_tar(stream: BufferedReader, in_place: bool = False) -> Iterator[Iterator[ArchiveMember]]:
     """Read an uncompressed tar archive from a stream, and yield an iterator over its members.
 
-    With ``in_place``, the members have the ``position`` of their content in the stream, which must be seekable.
+    With ``in_place``, each member states the ``position`` of its content in the stream. The stream must then be seekable.
     """
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         yield (_build_tar_member(tar, info, _find_position(stream, info) if in_place else None) for info in tar)
@@ -273,7 +276,10 @@ def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Archiv
 def _select_members(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
-    """Return the files at or below the path ``wanted``, by their paths relative to ``wanted``. Check all members first."""
+    """Return the files at or below the path ``wanted``, by their paths relative to ``wanted``.
+
+    Raises UserError if a member is unsafe or repeated, if the files have more than ``max_bytes``, or if there is no file.
+    """
     seen: set[PurePosixPath] = set()
     files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0
@@ -296,7 +302,7 @@ def _select_members(
 
 
 def find_member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
-    """Return the reason not to unpack a member, as the end of a message; None if the member is harmless."""
+    """Return why a member must not be unpacked, such as ``is neither a plain file nor a folder``; None if it is harmless."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
     if path.is_absolute() or ".." in path.parts or re.search(r"^[A-Za-z]:|[\\\0]", member.name):

@@ -130,9 +130,9 @@ class _ThriftReader:
 def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
-    Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged. Raises
-    UserError if a row group, or all values of the file together, expand to over 100 times the size of the file
-    (:func:`~vse.pipeline.files.inputs.max_decoded_bytes` has the exact limit). A repeated text is counted each time.
+    Texts are read as dictionary arrays of pyarrow, so that a repeated text is in memory once. Raises UserError if the file is
+    damaged. Raises UserError if a row group, or all values of the file together, expand to over 1 GB and over 100 times the
+    size of the file (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`). Here a repeated text counts each time.
 
     path : the name of the file in messages
     stream : the open file
@@ -160,7 +160,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[
 
 
 def check_decoded_parquet_size(path: Path) -> None:
-    """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
+    """Raise UserError if a parquet file expands to over 1 GB and over 100 times its size (:func:`max_decoded_bytes`)."""
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
@@ -173,7 +173,7 @@ def _select_leaf_columns(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
 
 
 def _select_dictionary_columns(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
-    """Return the paths of the columns that pyarrow can read as dictionaries: texts without delta encodings.
+    """Return the paths of the columns that pyarrow can read as dictionary arrays: columns of texts without delta encoding.
 
     ``metadata`` is the metadata of the file (pyarrow). ``leaves`` maps indices of columns to their schemas.
     """
@@ -192,7 +192,7 @@ def _count_decoded_bytes_and_rows(
     """Return an upper bound on the memory in bytes for reading a row group, and the number of rows to read in one batch.
 
     ``group`` is the metadata of the row group (pyarrow). ``leaves`` maps indices of columns to their schemas. ``texts`` are
-    the paths of the columns that are read as dictionaries. ``stream`` is the open file.
+    the paths of the columns that are read as dictionary arrays. ``stream`` is the open file.
     """
     n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
@@ -224,7 +224,7 @@ def _count_expanded_bytes(array: Any) -> int:
 
 
 def check_decoded_arrow_size(path: Path) -> None:
-    """Raise UserError if an Arrow stream expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
+    """Raise UserError if an Arrow stream expands to over 1 GB and over 100 times its size (:func:`max_decoded_bytes`)."""
     library = import_module("pyarrow")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
@@ -256,7 +256,7 @@ def _count_message_bytes(message: Any) -> int:
 
 
 class _FlatBuffersTable:
-    """A table of a FlatBuffers message. The four bytes at ``position`` state how far behind ``position`` the table begins."""
+    """A table of a FlatBuffers message. It begins n bytes after ``position``; the four bytes at ``position`` hold n."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
@@ -264,7 +264,7 @@ class _FlatBuffersTable:
         self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
 
     def field_position(self, index: int) -> int:
-        """Return the position of a field of the table; 0 if the table lacks this field."""
+        """Return the position of field ``index`` of the table in the message; 0 if the table lacks this field."""
         (size,) = struct.unpack_from("<H", self._content, self._vtable)
         if 4 + 2 * index >= size:
             return 0
@@ -284,7 +284,10 @@ _CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
 
 
 def check_decoded_file_size(path: Path) -> None:
-    """Raise UserError if a parquet, Arrow, zip, gzip, xz or bzip2 file expands beyond :func:`max_decoded_bytes`."""
+    """Raise UserError if a compressed file expands to over 1 GB and over 100 times its size (:func:`max_decoded_bytes`).
+
+    Parquet, Arrow, zip, gzip, xz and bzip2 files are checked; other files are not.
+    """
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)

@@ -51,8 +51,8 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
     """Return the dataset ``name`` at the root of a file; None if the file has no such dataset.
 
     Raises UserError if the dataset is a link, lies in other files, states a larger size than the file can hold, or has another
-    compression than gzip or lzf. Also raises UserError if the dataset expands to over 100 times its size
-    (:func:`~vse.pipeline.files.inputs.max_decoded_bytes` has the exact limit).
+    compression than gzip or lzf. Raises UserError if the dataset expands to over 1 GB and over 100 times its size
+    (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`).
 
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read these files
     path : the path of the file, if it was opened as a stream
@@ -77,7 +77,7 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 
 
 def _check_compression(path: Path | str, name: str, data: h5py.Dataset) -> None:
-    """Raise UserError if a dataset expands to over 100 times its size, or has another compression than gzip or lzf.
+    """Raise UserError if a dataset has another compression than gzip or lzf, or expands beyond :func:`max_decoded_bytes`.
 
     HDF5 decompresses a chunk completely, even if the chunk is larger than the file states. Large chunks are therefore
     decompressed here first, up to the stated size.
@@ -145,16 +145,16 @@ def hash_array(values: NDArray[Any]) -> ArrayHash:
 
 
 def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the arrays and attributes of a file. Attributes that are None are left out."""
+    """Return one SHA-256 for all arrays and attributes of a file, both by name. Attributes that are None are left out."""
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in attributes.items()}
     stored = {name: value for name, value in plain.items() if value is not None}
     return sha256_json({"arrays": {name: str(array_hashes[name]) for name in array_hashes}, "attributes": stored})
 
 
 def check_content_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
-    """Raise UserError if ``stored``, the hash in a file, differs from ``compute()``, the hash of the content of the file.
+    """Raise UserError if ``stored``, the hash that a file states, differs from ``compute()``, the hash of its content.
 
-    If the file has no hash, nothing is computed, and a line is logged.
+    If ``stored`` is None, nothing is computed, and a line is logged.
     """
     if stored is None:
         log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)
@@ -168,8 +168,8 @@ class ModelOutputMetadata(Protocol):
     """Metadata of a file of embeddings or phrase scores: the data set, the split and the model.
 
     ``experiment`` and ``seed`` are None if the file does not state them. ``trained_on`` is the data set of the training; None
-    if this is ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or
-    folder from which the object was read; None if it was not read.
+    if it is the same as ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the
+    file or folder from which the metadata were read; None if they were not read.
     """
 
     @property
@@ -191,7 +191,7 @@ class ModelOutputMetadata(Protocol):
 def check_same_attributes(
     first_path: Path, first: ModelOutputMetadata, path: Path, other: ModelOutputMetadata, names: Sequence[str]
 ) -> None:
-    """Raise UserError if two files have different values of an attribute in ``names``. A missing attribute is ignored."""
+    """Raise UserError if an attribute in ``names`` differs between two files. An attribute that is None is not compared."""
     for name in names:
         first_value, value = getattr(first, name), getattr(other, name)
         if None not in (first_value, value) and first_value != value:
@@ -222,9 +222,10 @@ def parse_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArr
 
 
 def parse_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty, kinds: str = "fiu") -> NDArray[Any]:
-    """Return values in float32. Float64 values are kept if ``name`` begins with ``scores``, since rounding would create ties.
+    """Return numbers in float32. If ``name`` begins with ``scores``, float64 is kept, because rounding would create ties.
 
-    ``kinds`` are the allowed kinds of NumPy types: f, i and u by default. Raises UserError for another kind.
+    ``kinds`` has the allowed kinds of NumPy types: ``f`` (floating point), ``i`` (integer) and ``u`` (unsigned integer) by
+    default. Raises UserError for another kind.
     """
     if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
         raise UserError(f"{path}: {name} holds no numbers")

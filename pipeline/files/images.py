@@ -78,7 +78,7 @@ def _is_png_incomplete(content: bytes) -> bool:
 def _count_uncompressed_bytes(header: bytes) -> int:
     """Return the number of bytes of all rows of a PNG image before compression.
 
-    ``header`` is the content of the chunk IHDR. Each row begins with a byte for the filter.
+    ``header`` is the content of the chunk IHDR. The byte at the start of each row, which names the row's filter, is counted.
     """
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
     depth, colour, interlaced = header[8], header[9], header[12]
@@ -94,31 +94,32 @@ def _count_uncompressed_bytes(header: bytes) -> int:
 class _JpegFrame:
     """The frame header of a JPEG file, and a record of the DCT coefficients that its scans contain.
 
-    ``sampling_factors`` holds the sampling factors (across, down) of each colour component, by its id. ``lowest_bits`` holds,
-    by the same ids, the lowest bit of each of the 64 coefficients that a scan contains; None if no scan has the coefficient.
+    ``sampling_factors`` maps the id of each colour component to its sampling factors (across, down). ``lowest_bit_positions``
+    maps the same ids to 64 entries, one for each DCT coefficient. An entry is the position of the lowest bit of the
+    coefficient that the scans contain, counted from 0; None if no scan contains the coefficient.
     """
 
     frame_marker: int
     height: int
     width: int
     sampling_factors: dict[int, tuple[int, int]]
-    lowest_bits: dict[int, list[int | None]] = field(default_factory=dict)
+    lowest_bit_positions: dict[int, list[int | None]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, kind: int, segment: bytes) -> _JpegFrame:
+    def read(cls, frame_marker: int, segment: bytes) -> _JpegFrame:
         height, width = int.from_bytes(segment[1:3]), int.from_bytes(segment[3:5])
         components = [segment[6 + 3 * k : 9 + 3 * k] for k in range(segment[5])]
         sampling = {c[0]: (c[1] >> 4 or 1, c[1] & 15 or 1) for c in components}
-        return cls(kind, height, width, sampling, {name: [None] * _N_COEFFICIENTS for name in sampling})
+        return cls(frame_marker, height, width, sampling, {name: [None] * _N_COEFFICIENTS for name in sampling})
 
     def add_scan(self, segment: bytes) -> list[int]:
-        """Record which DCT coefficients a JPEG scan contains, by its header ``segment``; return its colour components' ids."""
+        """Record the DCT coefficients of the scan with the header ``segment``; return the ids of its colour components."""
         component_ids = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
         if self.frame_marker != _PROGRESSIVE_FRAME_MARKER:
             first, last, bits = 0, _N_COEFFICIENTS - 1, 0
         for name in component_ids:
-            known = self.lowest_bits[name]
+            known = self.lowest_bit_positions[name]
             known[first : last + 1] = [bits & 15] * len(known[first : last + 1])
         return component_ids
 
@@ -137,7 +138,7 @@ class _JpegFrame:
     @property
     def is_complete(self) -> bool:
         """True if the recorded scans contain every bit of every DCT coefficient of all colour components."""
-        return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
+        return not any(bit for known in self.lowest_bit_positions.values() for bit in (1 if b is None else b for b in known))
 
 
 def _insert_noise(content: bytes) -> bytes | None:
@@ -188,7 +189,7 @@ class UnreadableArchive(BadImage):
 
 
 def read_image_bytes(path: Path) -> bytes:
-    """Return the bytes of an image. The image is a plain file at ``path``, or in a tar archive that ``archives.sqlite`` lists.
+    """Return the bytes of an image: a plain file, or a member of a tar archive (:mod:`vse.pipeline.files.photo_archives`).
 
     Raises BadImage if no file and no archive has this image, and UnreadableArchive if the archive cannot be read.
     """
@@ -210,7 +211,7 @@ def image_file_size(path: Path) -> int:
 
 
 def image_exists(path: Path) -> bool:
-    """Return whether an image file exists, or is a photograph in an archive that exists and is unchanged."""
+    """Return whether an image exists: as a plain file, or in a tar archive that is unchanged since the import."""
     try:
         check_image_exists(path)
     except BadImage:
@@ -219,7 +220,7 @@ def image_exists(path: Path) -> bool:
 
 
 def check_image_exists(path: Path) -> None:
-    """Raise BadImage if an image file is missing, or if the archive that has it is missing or was changed since the import."""
+    """Raise BadImage if an image is neither a plain file nor in a tar archive that is unchanged since the import."""
     if not path.is_file():
         with _wrap_archive_errors(path):
             _require_archived_photo(path).archive.require_unchanged()
@@ -247,10 +248,10 @@ def decode_image(
 ) -> Image.Image:
     """Decode an image file to 8-bit RGB, upright according to its EXIF data, with transparent pixels blended with white.
 
-    A JPEG file is decoded twice to find missing data, which takes 2 ms more for an image of 500 x 375 pixels. ``content``
-    holds the bytes of the file, and ``path`` then only names the file in messages. Without ``content``, ``path`` is read. An
-    animation is decoded to its first image. Raises BadImage if the file is in none of the ``formats``, is damaged or
-    incomplete, or if its header states more pixels than ``max_pixels``.
+    If ``content`` has the bytes of the file, ``path`` only names the file in messages; otherwise ``path`` is read. A JPEG file
+    is decoded twice to find missing data. This takes 2 ms more for an image of 500 x 375 pixels. An animation is decoded to
+    its first image. Raises BadImage if the file is in none of the ``formats``, is damaged or incomplete, or has a header that
+    states more pixels than ``max_pixels``.
     """
     content = read_image_bytes(path) if content is None else content
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
@@ -270,7 +271,7 @@ def count_pixels(path: Path, content: bytes, formats: tuple[str, ...] = IMAGE_FO
 
 
 def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
-    """Return the width and height of the upright image from the header. ``content`` holds the bytes of the file, if known.
+    """Return the width and height of the upright image in pixels, as its header states. ``content`` has the bytes, if known.
 
     Raises BadImage if the file is missing, is not a JPEG, PNG or WebP file, or has more than ``MAX_PIXELS``.
     """

@@ -40,7 +40,7 @@ _FAULT_BY_FILE_TYPE = {
 
 
 class FileState(NamedTuple):
-    """The device, inode, size and times of a file, which change if the file is replaced or written to."""
+    """The device, inode, size and times of a file. One of these changes if the file is replaced or written to."""
 
     device: int
     inode: int
@@ -53,10 +53,10 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def detects_writes_after(self, now: int) -> bool:
-        """Return whether any write to the file from the time ``now`` (in ns) on will change its state.
+        """Return whether each write to the file after the time ``now`` (in ns) will change its state.
 
-        This is false for a file that was written shortly before ``now``: with a coarse clock, the file system may give a
-        second write the same time.
+        Returns False for a file that was written shortly before ``now``: a file system with a coarse clock may give a second
+        write the same time.
         """
         return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK_NS
 
@@ -120,9 +120,9 @@ def forget_input(path: Path) -> None:
 
 
 def check_input(path: Path) -> Path:
-    """Return ``path``, and record the size and times of the file, so that a later change can be reported.
+    """Return ``path``, and record the state of the file, so that a later change can be reported.
 
-    Raises UserError if the path is not a plain file: missing, a folder or a device.
+    Raises UserError if the path is not a plain file, for example if it is missing, a folder or a device.
     """
     try:
         status = path.stat()
@@ -139,7 +139,7 @@ def check_input(path: Path) -> Path:
 
 @contextmanager
 def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn any error in the ``with`` block into a UserError: the file has changed, or is not ``what``, e.g. ``valid JSON``."""
+    """Turn any error in the ``with`` block into a UserError: the file has changed, or is not ``what``, e.g. *valid JSON*."""
     before = read_file_state(path)
     try:
         yield
@@ -244,7 +244,7 @@ class InputFile:
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
     """Return the bytes and the SHA-256 of a file in the folder of a training run.
 
-    ``record`` is the content of the run's ``run.json``. Raises UserError if this states another SHA-256 for the file.
+    ``record`` is the content of the run's ``run.json``. Raises UserError if ``record`` states another SHA-256 for the file.
     """
     source = InputFile(file)
     content = source.read()
@@ -267,13 +267,13 @@ class InputFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of a list of the files, sorted by name, with a line ``<sha256>  <name>`` for each, as from ``sha256sum``."""
+        """SHA-256 of the output of ``sha256sum`` for the files: a line ``<sha256>  <name>`` for each file, sorted by name."""
         lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._file_by_name.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
-    """Return ``read(path)`` and the SHA-256 of the file. Raises UserError if the file is missing or changes meanwhile."""
+    """Return ``read(path)`` and the SHA-256 of the file. Raises UserError if the file is missing or changes in between."""
     watched = WatchedFile(path) if path.is_file() else None
     content = read(path)
     if watched is None:
@@ -315,9 +315,9 @@ _OPENER_BY_MAGIC: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.op
 
 
 def max_decoded_bytes(n_stored: int) -> int:
-    """Return the limit on the decoded size of ``n_stored`` compressed bytes: 100 times as many bytes, at least 1 GB.
+    """Return the largest allowed decoded size of ``n_stored`` compressed bytes: 100 times ``n_stored``, but at least 1 GB.
 
-    The environment variable VSE_MAX_DECODED_GB sets another minimum. Raises UserError if its value is not a positive number.
+    The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if its value is not a positive number.
     """
     text = os.environ.get(_DECODED_GB_VARIABLE, "")
     try:
@@ -330,7 +330,7 @@ def max_decoded_bytes(n_stored: int) -> int:
 
 
 def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
-    """Raise UserError if ``n_stored`` bytes of a file decode to more than :func:`max_decoded_bytes`, namely ``n_decoded``."""
+    """Raise UserError if ``n_decoded``, the decoded size of ``n_stored`` bytes, is above :func:`max_decoded_bytes`."""
     limit = max_decoded_bytes(n_stored)
     if n_decoded > limit:
         raise UserError(
@@ -341,7 +341,7 @@ def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 @contextmanager
 def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a plain, gzip, xz or bzip2 file as decoded bytes. A read beyond 100 times the file's size raises UserError."""
+    """Open a plain, gzip, xz or bzip2 file as decoded bytes. A read beyond :func:`max_decoded_bytes` raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
@@ -354,7 +354,7 @@ def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def check_decoded_gzip_xz_bz2_size(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file expands to over 100 times its size (limit: :func:`max_decoded_bytes`)."""
+    """Raise UserError if a gzip, xz or bzip2 file expands to more bytes than :func:`max_decoded_bytes`."""
     with open_decoded_stream(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
             while stream.read(_CHUNK_BYTES):
@@ -362,17 +362,17 @@ def check_decoded_gzip_xz_bz2_size(path: Path) -> None:
 
 
 def check_decoded_zip_size(path: Path) -> None:
-    """Raise UserError if a zip file expands to over 100 times its size (limit: :func:`max_decoded_bytes`).
+    """Raise UserError if a zip file expands to over 1 GB and over 100 times its size (:func:`max_decoded_bytes`).
 
-    The sizes in the list of members are summed. Python never decodes a member beyond its listed size, so nothing is decoded
-    here.
+    The sizes in the list of members are summed. Nothing is decoded, because Python never decodes a member beyond its listed
+    size.
     """
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
 class _LimitedStream(io.RawIOBase):
-    """A stream of decoded bytes. A read beyond :func:`max_decoded_bytes`, 100 times the file's size, raises UserError."""
+    """A stream of the decoded bytes of a compressed file. A read beyond :func:`max_decoded_bytes` raises UserError."""
 
     def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
         self._path, self._stream = path, stream

@@ -21,8 +21,8 @@ _RECORD_NAME = ".known_files.json"
 def set_remembered_sha256(file: InputFile, version: int = 0) -> bool:
     """Set ``file.sha256`` to the remembered hash; return False if no hash is remembered or the file may have changed.
 
-    A caller that also checks the content passes the ``version`` of its checks. A hash that was remembered with another version
-    is ignored, so that a file that passed old checks is checked again.
+    ``version`` is the version of the caller's checks of the content; 0 if the caller checks nothing. A hash that was
+    remembered with another version is ignored, so that the caller checks the file again.
     """
     entry = _read_record(file.path.parent).get(file.path.name)
     if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):

@@ -51,7 +51,7 @@ def allow_replacing_other_kinds(allowed: bool = True) -> Iterator[None]:
 
 
 def may_replace_other_kinds() -> bool:
-    """Return whether the user allowed outputs to replace files of other kinds."""
+    """Return whether an output may replace a file of another kind than its own, as with ``--force``."""
     return _may_replace_other_kinds.get()
 
 
@@ -74,7 +74,7 @@ def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> No
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ValueError or another error for other content."""
+    """Return the JSON object in a file. Raises ValueError if the content is not a JSON object."""
     content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
@@ -99,12 +99,12 @@ def hdf5_kind(name: str, recognises: Callable[[h5py.File], bool]) -> OutputKind:
 
 
 def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
-    """Return the kind of files that contain the text ``marker`` in their first ``within`` bytes, ``name`` in messages."""
+    """Return the kind of files with the text ``marker`` in their first ``within`` bytes. Messages call this kind ``name``."""
     return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
 
 
 def bytes_kind(name: str, start: bytes, complete: bool) -> OutputKind:
-    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, consist of these bytes alone."""
+    """Return the kind of files that begin with the bytes ``start``. If ``complete``, no further bytes may follow."""
     return OutputKind(name, lambda path: read_first_bytes(path, len(start) + complete) == start)
 
 

@@ -49,7 +49,7 @@ FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
 class PhotoArchive:
     """A tar archive with photographs: its path or URL, and its size and version at the time of the import.
 
-    ``version`` is the entity tag of a remote file, or the time of its last change; an empty text for a local file.
+    ``version`` is the entity tag (ETag) of a remote file, or else the time of its last change; an empty text for a local file.
     """
 
     location: str
@@ -64,7 +64,7 @@ class PhotoArchive:
     def require_unchanged(self) -> FileState | RemoteFile:
         """Raise UserError if the archive is missing, or has another size or version than at the import.
 
-        Returns the remote file of an archive at a URL. Returns the size and times of a local archive without opening it.
+        For an archive at a URL, returns the remote file. For a local archive, returns the state of the unopened file.
         """
         path = self.path
         if path is None:
@@ -98,7 +98,10 @@ def _to_local_path(location: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPhoto:
-    """A photograph in a tar archive: ``size`` bytes from ``offset``, directly after the tar header of ``member``."""
+    """A photograph in a tar archive: ``size`` bytes from ``offset``, directly after the tar header of ``member``.
+
+    ``header_crc32`` is the CRC-32 of this header.
+    """
 
     archive: PhotoArchive
     member: str
@@ -140,7 +143,7 @@ def find_archived_photo(path: Path) -> ArchivedPhoto | None:
 
 
 class _PhotoIndex:
-    """A reader of an index file. The content is checked, because the file may come from someone else."""
+    """A reader of an index ``archives.sqlite``. The content is checked, because the file may come from someone else."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()
@@ -198,8 +201,8 @@ class PhotoIndexWriter:
     def add_photo(self, file: str, archive: int, member: str, size: int, position: MemberPosition) -> None:
         """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``.
 
-        ``archive`` is the id that :meth:`add_archive` returned for its archive. ``member`` is the name of the photograph in
-        the archive, and ``position`` the place of its bytes.
+        ``archive`` is the id that :meth:`add_archive` returned for the archive of the photograph. ``member`` is the name of
+        the photograph in the archive, and ``position`` is the position of its bytes there.
         """
         self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *position))
 
@@ -224,8 +227,8 @@ class _LocalReader:
 class _RemoteReader:
     """A reader of byte ranges of a remote file, which several threads may use.
 
-    A request for each photograph would be slow. If a range follows the range that was read before it, as for consecutive
-    photographs, 8 MiB are therefore requested, and later ranges are taken from these bytes.
+    A request for each photograph would be slow. If a range begins shortly after the previous one, as for consecutive
+    photographs, the reader therefore requests 8 MiB, and takes later ranges from these bytes.
     """
 
     def __init__(self, file: RemoteFile) -> None:

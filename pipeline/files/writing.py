@@ -52,7 +52,7 @@ _lock_count_by_file: dict[Path, int] = {}  # the number of nested locks that thi
 
 
 def _machine_id() -> str:
-    """Return a name within which a process id is unique: it is different for each machine, boot and container."""
+    """Return a name of the machine, boot and container. Two processes with the same name have different process ids."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -280,7 +280,7 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
     """Parse the content of a JSON file; ``object_hook`` converts each object, and ``path`` names the file in messages.
 
     Raises UserError if the content is not JSON, or has values that only Python accepts: NaN, infinities, numbers that become
-    infinite, integers beyond 64 bits, and single halves of a surrogate pair.
+    infinite, integers beyond 64 bits, and texts with one half of a surrogate pair.
     """
     with wrap_read_errors(path, "valid JSON"):
         text = content.decode()
@@ -334,7 +334,7 @@ def sha256_json_list(items: Sequence[object]) -> str:
 def resolve_target(path: Path) -> Path:
     """Return the file that a write to ``path`` replaces: ``path``, or the target of a link.
 
-    Raises UserError if something else than a plain file is there, such as a folder.
+    Raises UserError if a folder, or anything else that is not a plain file, is there.
     """
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path

@@ -43,8 +43,8 @@ def add_captions(
     the same images, ids and splits, and reads the same caches of image features.
 
     The copy is written to ``out``; None stands for ``data/f8k_de`` for German captions of ``data/f8k``. ``name`` is the name
-    of the copy; None stands for the name of the folder. If the data set has the default tokeniser, new captions are split by
-    ``unicode_words`` instead, which reads any script.
+    of the copy; None stands for the name of the folder. If the data set has the default tokeniser, which reads only the
+    letters a to z and digits, new captions are split into words by ``unicode_words``.
 
     Rows of unknown images are left out with a warning. Raises UserError if no row names an image of the data set, if a
     caption has no word, or if the data set already has captions in this language.

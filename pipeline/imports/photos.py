@@ -28,8 +28,8 @@ from vse.pipeline.files.photo_archives import PhotoArchive, PhotoIndexWriter
 from vse.pipeline.files.writing import remove_temporary_files, write_bytes
 from vse.pipeline.imports.rows import BadRow, ImportedRow, RowCollector
 
-_PLAIN_SUFFIX = ".tar"
-ARCHIVE_SUFFIXES = (_PLAIN_SUFFIX, ".tar.gz", ".tgz")
+_UNCOMPRESSED_SUFFIX = ".tar"
+ARCHIVE_SUFFIXES = (_UNCOMPRESSED_SUFFIX, ".tar.gz", ".tgz")
 _TAR_BLOCK_BYTES = 512
 
 
@@ -57,7 +57,7 @@ class SourceArchive:
 
     @property
     def is_compressed(self) -> bool:
-        return not self.name.lower().endswith(_PLAIN_SUFFIX)
+        return not self.name.lower().endswith(_UNCOMPRESSED_SUFFIX)
 
     @property
     def index_entry(self) -> PhotoArchive:
@@ -90,7 +90,7 @@ class SourceArchive:
 
 
 def find_archives(source: str) -> list[SourceArchive]:
-    """Return the archives in the folder ``source`` and all subfolders, sorted by name; or ``source``, if it is an archive.
+    """Return the archives in the folder ``source`` and its subfolders. If ``source`` is an archive, return only ``source``.
 
     ``source`` is a path or a URL. A URL that does not end in the suffix of an archive is the URL of a folder.
     """
@@ -130,10 +130,10 @@ PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 
 
 class PhotoNameIndex:
-    """An index that finds the photographs of a folder by names in another spelling than the names of the files.
+    """An index that finds the photographs of a folder even if a table spells their names differently.
 
-    Upper and lower case, the normal form of Unicode, and ``%20`` for a blank make no difference. A name may have another
-    folder in front, and may lack the suffix.
+    Differences in upper and lower case, in the normal form of Unicode, and ``%20`` for a blank are ignored. A name may begin
+    with another folder, and may lack the suffix.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -233,7 +233,7 @@ def find_output_images_folder(out: Path) -> Path:
 
 
 class PhotoWriter:
-    """A writer of photos to the folder ``images``, which also adds their rows to a :class:`RowCollector`.
+    """A writer of photos to the folder ``images``. It also adds the rows of the photos to a :class:`RowCollector`.
 
     Photos that an interrupted import has written are kept.
     """
@@ -246,8 +246,8 @@ class PhotoWriter:
     def add(self, row: ImportedRow, content: bytes) -> None:
         """Add a row, and write ``content``, the bytes of its photo.
 
-        If an earlier row has a fault because of which the import will fail, the row is checked but no photo is written.
-        Raises UserError if the folder of images has another photo at this path.
+        If an earlier row is invalid, so that the import will fail, this row is checked but its photo is not written. Raises
+        UserError if the folder of images has another photo at this path.
         """
         file = self._collector.add_row_with_photo(row, content)
         if file is None or not self._collector.can_succeed:
@@ -261,8 +261,8 @@ class PhotoWriter:
             write_bytes(path, content, sync=False)
 
 
-class PhotoIndexer:
-    """A writer of an index of photos that stay in tar archives, which also adds their rows to a :class:`RowCollector`."""
+class PhotoPositionRecorder:
+    """A recorder of the positions of photos that stay in tar archives. It also adds their rows to a :class:`RowCollector`."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.images_folder = find_output_images_folder(out)
@@ -272,7 +272,8 @@ class PhotoIndexer:
     def add(self, row: ImportedRow, content: bytes, archive: SourceArchive, member: ArchiveMember) -> None:
         """Add a row, and record the position of its photo in the archive. ``content`` holds the bytes of the photo.
 
-        Raises BadRow if the bytes of ``member`` are scattered (a sparse file), UserError if the archive was unpacked before.
+        Raises BadRow if the archive does not store the bytes of ``member`` in one place (a sparse file). Raises UserError if
+        the archive was unpacked before.
         """
         if member.position is None:
             raise BadRow(f"member {member.name!r} is sparse, so that its bytes do not lie in one place")

@@ -33,8 +33,10 @@ class CaptionRow(NamedTuple):
     """A valid row: an image with one caption.
 
     number : the index of the row among all rows of its part (a file of the imported source)
-    place : the file and line of the row for messages
-    digest : a hash of the data of the image, such as its vectors; two rows of an image must not differ in it
+    place : the source file and the line of the row, for messages
+    file : the path of the image
+    raw : the text of the caption
+    digest : a hash of the data of the image, such as its vectors; all rows of an image must have the same hash
     """
 
     number: int
@@ -53,9 +55,11 @@ RowFault = tuple[int, str, str]  # the index of an invalid row, its file and lin
 
 
 class ImportedPart(NamedTuple):
-    """The parquet file with the valid rows of a part, and the invalid rows. ``n_rows`` counts the valid rows.
+    """A part of an import: the valid rows and the invalid rows of one file of the imported source.
 
-    A part is one file of the imported source. ``bad_rows`` has the index, the place and the fault of each invalid row.
+    path : the parquet file with the valid rows
+    n_rows : the number of valid rows
+    bad_rows : the index, the place and the fault of each invalid row
     """
 
     path: Path
@@ -70,7 +74,7 @@ class ImportedPart(NamedTuple):
 def write_imported_part(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> ImportedPart:
     """Write the valid rows of a part (one file of the source) to ``path``. ``key`` is a hash of all inputs and settings.
 
-    ``blocks`` yields lists of valid rows. While it runs, it may append the faults of invalid rows to ``bad_rows``.
+    ``blocks`` is an iterator over lists of valid rows. The iterator may append invalid rows to ``bad_rows`` while it runs.
     """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     types = dict.fromkeys(CaptionRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
@@ -88,9 +92,10 @@ def write_imported_part(path: Path, key: str, blocks: Iterable[list[CaptionRow]]
 
 
 def find_imported_part(path: Path, key: str) -> ImportedPart | None:
-    """Return the file of a part (one file of the source) if an earlier import wrote it with the same ``key``, or else None.
+    """Return the part in ``path`` if an earlier import wrote it with the same ``key``; otherwise return None.
 
-    ``key`` is a hash of all inputs and settings of the rows. A file whose metadata cannot be read is ignored.
+    A part has the rows of one file of the source. ``key`` is a hash of all inputs and settings of the rows. A file whose
+    metadata cannot be read is ignored.
     """
     parquet = import_module("pyarrow.parquet")
     try:
@@ -126,9 +131,9 @@ class CaptionOrigins(NamedTuple):
 
     Captions are in the order of their images. A part is one file of the source.
 
-    imgids : (n_images,)
-    caption_ends : (n_images,) the number of captions up to and including each image.
-    sentids : (n_captions,)
+    imgids : (n_images,) the id of each image.
+    caption_ends : (n_images,) the number of captions of this image and all images before it.
+    sentids : (n_captions,) the id of each caption.
     part_index : (n_captions,) the index of the part that has the row.
     valid_index : (n_captions,) the index of the row among the valid rows of the part.
     row_index : (n_captions,) the index of the row among all rows of the part.
@@ -152,8 +157,8 @@ class RowsByImage:
 
     A row that contradicts an earlier row, for example with another split of the same image, is added to ``bad_rows``.
 
-    describe_conflict : a function that returns the end of the error message for a row whose digest (a hash of image data)
-        differs from that of the image's first row. The arguments are the part and the ``row_index`` of the first row.
+    describe_conflict : a function that returns the end of an error message. The message is about a row whose image data differ
+        from those in the first row of the image. The arguments are the part and the ``row_index`` of this first row.
     origins : the ids of images and captions, and the row of each caption
     """
 
@@ -183,7 +188,10 @@ class RowsByImage:
         return any(row.split is not None for row in self._first_rows.values())
 
     def count_images_per_split(self, sampled_splits: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split. ``sampled_splits`` has the split of each file if the source has none."""
+        """Return the number of images of each split.
+
+        ``sampled_splits`` maps each file to its split; it is only read if the source has no splits.
+        """
         return dict(Counter(row.split or sampled_splits[file] for file, row in self._first_rows.items()))
 
     def build_tables(self, sampled_splits: dict[str, str]) -> Iterator[Any]:
@@ -302,7 +310,7 @@ class RowsByImage:
                 self._first_rows.pop(file, None)
 
     def _order_captions(self, image_of_row: Indices) -> CaptionOrigins:
-        """Return, for each caption in the order of the images, the position of its row; and the ids of images and captions.
+        """Return the ids of images and captions, and the position of the row of each caption. Captions are grouped by image.
 
         ``image_of_row`` has the index of the image of each row; -1 for a bad row.
         """
@@ -335,7 +343,10 @@ RECORD_NAME = ".import.json"
 
 
 def is_import_finished(folder: Path, key: str) -> bool:
-    """Return whether the last import to ``folder`` had this ``key`` (a hash of all inputs) and its files are unchanged."""
+    """Return whether the last import to ``folder`` had this ``key``, and the files that it recorded are unchanged.
+
+    ``key`` is a hash of all inputs and settings.
+    """
     record = folder / RECORD_NAME
     if not record.is_file():
         return False
@@ -350,7 +361,7 @@ def is_import_finished(folder: Path, key: str) -> bool:
 def write_import_record(folder: Path, key: str, files: Sequence[Path], known_hashes: Mapping[Path, str]) -> None:
     """Record the files of a finished import, so that the same import need not run again.
 
-    ``key`` is a hash of all inputs and settings. ``known_hashes`` has the SHA-256 of further files, by path.
+    ``key`` is a hash of all inputs and settings. ``files`` are hashed here. ``known_hashes`` has the SHA-256 of further files.
     """
     all_hashes = {**{path: sha256_file(path) for path in files}, **known_hashes}
     hashes = {str(path.absolute()): sha256 for path, sha256 in all_hashes.items()}

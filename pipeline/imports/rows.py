@@ -48,12 +48,11 @@ class ImportSettings:
 
     name : the name of the data set
     out : the folder of ``dataset.json``
-    val, test : the share of images to sample for this split if the imported data has no splits; None stands for 0.1
+    val, test : the shares of images for these splits, if the imported data has no splits; None stands for 0.1
     seed : the seed of the sample
     tokeniser : the name of the tokeniser for the captions
     skip_bad : whether bad rows are left out and listed; otherwise a bad row is an error
-    columns : the columns that the user chose for a field, such as ``caption``; other fields are read from their usual
-    columns
+    columns : the columns that the user chose, by field, such as ``caption``; other fields are read from their usual columns
     quoting : how the cells of CSV files are quoted, "minimal" or "none"; None stands for "minimal"
     encoding : the encoding of CSV files; None if it must be detected
     column_names : the names of the columns of a CSV file without a header; None if the first line is the header
@@ -125,7 +124,11 @@ class BadRowList:
 
 @dataclass
 class _CollectedImage:
-    """The rows of one image. ``row_locations`` holds their files and lines. A caption is the id or None, text and tokens."""
+    """The rows of one image.
+
+    row_locations : the file and line of each row
+    captions : the id (None if it is missing), the text and the tokens of each caption
+    """
 
     row_locations: list[str]
     imgid: int | None
@@ -152,7 +155,7 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """True if all rows so far are valid, or if the user lets invalid rows be left out (``skip_bad``)."""
+        """True if all rows so far are valid, or if invalid rows may be left out (``skip_bad``)."""
         return self.bad_rows.skip_bad or not self.bad_rows.places_and_faults
 
     def add(self, row: ImportedRow) -> str | None:

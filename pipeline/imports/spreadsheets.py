@@ -52,7 +52,7 @@ class TableLayout:
     first_rows: Sequence[tuple[str, ...]]
 
     def log_summary(self, path: Path, columns: Mapping[str, tuple[str, ...]]) -> None:
-        """Log the form of the table, the ``columns`` of its fields, and three example rows, in six lines."""
+        """Log the encoding and delimiter of the table, the ``columns`` of files and captions, and three example rows."""
         parted = f", cells separated by {_NAMES_BY_DELIMITER[self.delimiter]}" if self.delimiter else ""
         header = "with a header" if self.has_header else "without a header"
         log.info("%s: %s%s, %s", path, self.encoding.removesuffix("-sig"), parted, header)
@@ -66,8 +66,9 @@ class TableLayout:
 def detect_encoding(path: Path) -> str:
     """Return the encoding of a text file: ``utf-8-sig``, one of UTF-16, ``cp1252`` or ``mac_roman``.
 
-    UTF-16 is recognised by the first bytes, or by many zeros. Any other file is UTF-8 if it has no invalid sequences of UTF-8,
-    or fewer invalid than valid sequences.
+    UTF-16 is recognised by the first bytes, or by many zeros. Any other file counts as UTF-8 if it has no invalid sequences of
+    UTF-8, or fewer invalid than valid sequences. Otherwise it is ``cp1252`` or ``mac_roman``, whichever gives more of the
+    usual characters.
     """
     with path.open("rb") as stream:
         sample = stream.read(_SAMPLE_BYTES)
@@ -90,7 +91,10 @@ def _count_usual_characters(sample: bytes, encoding: str) -> int:
 
 
 def choose_decoding_error_handler(encoding: str) -> str:
-    """Return the argument ``errors`` of :func:`open`: UTF-16 must be valid; other undecodable bytes become lone surrogates."""
+    """Return the argument ``errors`` of :func:`open` for an encoding.
+
+    For UTF-16, bytes that cannot be decoded are an error. For other encodings, they become lone surrogates.
+    """
     return "strict" if encoding.startswith("utf-16") else "surrogateescape"
 
 
@@ -273,7 +277,10 @@ class _MergedRowChecker:
         self._file_suffixes, self._has_bare_names = set(PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if the first ``line`` of an unreadable row names no image file: the row may end in a later line."""
+        """Raise UserError if the first ``line`` of an unreadable row names no image file.
+
+        Then it is not known whether the row ends in this line or in a later line.
+        """
         if not self._has_file_name(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 

@@ -74,8 +74,8 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
     """Yield, for each row, its file and line, and a dictionary from fields to values.
 
     A field is ``file``, ``caption``, ``split`` or an id. The dictionary has a list of values for each field, because captions
-    may be in several columns. Calls ``on_bad_row`` with the file and line, and the reason, of an unreadable row.
-    Raises UserError if ``path`` is not a table.
+    may be in several columns. For an unreadable row, ``on_bad_row`` is called with the file and line, and the reason. Raises
+    UserError if ``path`` is not a table.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -136,7 +136,7 @@ def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRo
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
     """Return the columns of files, captions and (if there is one) splits of a parquet table, if these are columns of texts.
 
-    Returns None if one of them has another type than text, or if the table has ids or several columns of captions.
+    Returns None if a column has another type than text, or if the table has ids or several columns of captions.
     """
     library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
@@ -209,7 +209,8 @@ def choose_columns(
 ) -> dict[str, tuple[str, ...]]:
     """Return the columns of each field, such as ``caption``: the ``given`` columns, or else the first with a usual name.
 
-    Raises UserError if a given field, or a column that is not in ``header``, is named, or if a ``required`` field is missing.
+    Raises UserError if a field of ``given`` is unknown, if one of its columns is not in ``header``, if a ``required`` field
+    has no column, or if a field other than ``caption`` has several columns.
     """
     unknown = next((field for field in given if field not in USUAL_NAMES_BY_FIELD), None)
     if unknown is not None:

@@ -17,7 +17,7 @@ from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_memb
 from vse.pipeline.files.inputs import error_reason
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
 from vse.pipeline.files.writing import lock_for_writing, parse_json
-from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, PhotoIndexer, PhotoWriter, SourceArchive, find_archives
+from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, PhotoPositionRecorder, PhotoWriter, SourceArchive, find_archives
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -31,7 +31,7 @@ from vse.pipeline.imports.tables import build_imported_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
-IN_PLACE = "webdataset-in-place"  # the format whose photos stay in the archives
+IN_PLACE_FORMAT = "webdataset-in-place"  # the format whose photos stay in the archives
 KEY_END_RULES = ("first-dot", "last-dot")
 _CAPTION_EXTENSIONS = ("txt", "json")
 _USED_EXTENSIONS = (*PHOTO_EXTENSIONS, *_CAPTION_EXTENSIONS)
@@ -103,7 +103,7 @@ class Sample:
 
 
 class SampleReader:
-    """A reader of samples, which counts the members that no sample uses, such as ``a.cls``.
+    """A reader of the samples of archives. It counts the members (files) that no sample uses, such as ``a.cls``.
 
     ``key_until`` states where a key ends in a file name: ``first-dot`` or ``last-dot``.
     """
@@ -115,7 +115,7 @@ class SampleReader:
     def read_samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
         """Yield the samples in the order of ``members``.
 
-        A sample without photo and caption is left out, unless a member is faulty or has a name like ``a.b.jpg``.
+        A sample with neither photo nor caption is left out, unless a member is faulty or has a name like ``a.b.jpg``.
         """
         sample = Sample("")
         for member in members:
@@ -201,7 +201,7 @@ def import_webdataset(
     url = next(filter(is_remote, sources), None)
     if url is not None and not in_place:
         raise UserError(
-            f"{url}: photos at a URL are read in place (--format {IN_PLACE}); to unpack them, download the archives"
+            f"{url}: photos at a URL are read in place (--format {IN_PLACE_FORMAT}); to unpack them, download the archives"
         )
     archives = [archive for source in sources for archive in find_archives(source)]
     if not archives:
@@ -220,7 +220,7 @@ def import_webdataset(
     with lock_for_writing(settings.out, folder=True), progress_bar(
         desc="index photos" if in_place else "unpack photos", total=sum(sizes), unit="B", unit_scale=True
     ) as bar:  # fmt: skip
-        photos = PhotoIndexer(settings.out, collector) if in_place else PhotoWriter(settings.out, collector)
+        photos = PhotoPositionRecorder(settings.out, collector) if in_place else PhotoWriter(settings.out, collector)
         reader = SampleReader(key_until)
         seen: dict[str, str] = {}
         for archive, size in zip(archives, sizes, strict=True):
@@ -229,7 +229,7 @@ def import_webdataset(
         if reader.n_unread_members:
             log.warning("%d members are not read: %s", reader.n_unread_members, reader.describe_unread_members())
         unread = {"members_not_read": reader.n_unread_members} if reader.n_unread_members else {}
-        if isinstance(photos, PhotoIndexer) and collector.can_succeed:
+        if isinstance(photos, PhotoPositionRecorder) and collector.can_succeed:
             photos.write()
         content = collector.build_dataset_content(
             photos.images_folder, format="webdataset", files=[archive.name for archive in archives], **unread
@@ -243,12 +243,12 @@ def _add_samples_of_archive(
     reader: SampleReader,
     seen: dict[str, str],
     collector: RowCollector,
-    photos: PhotoWriter | PhotoIndexer,
+    photos: PhotoWriter | PhotoPositionRecorder,
     settings: ImportSettings,
 ) -> None:
     split = _find_split(archive.folder)
     try:
-        with archive.open(in_place=isinstance(photos, PhotoIndexer)) as members:
+        with archive.open(in_place=isinstance(photos, PhotoPositionRecorder)) as members:
             for sample in reader.read_samples(members):
                 place, file = f"{archive}: {sample.key}", f"{archive.folder}/{sample.key}"
                 try:
@@ -259,7 +259,7 @@ def _add_samples_of_archive(
                     seen[file] = sample.first_member_name
                     row, extension = _build_photo_row(place, file, sample, split, settings.columns)
                     content, member = sample.bytes_by_extension[extension], sample.member_by_extension[extension]
-                    if isinstance(photos, PhotoIndexer):
+                    if isinstance(photos, PhotoPositionRecorder):
                         photos.add(row, content, archive, member)
                     else:
                         photos.add(row, content)

@@ -115,7 +115,7 @@ def build_copy_name(name: str, sha256: str) -> str:
 
 @contextmanager
 def explain_own_code_errors(name: str, expected: str) -> Iterator[None]:
-    """Turn an exception in the ``with`` block, which calls the user's class or function ``name``, into a UserError.
+    """Turn an exception in the ``with`` block into a UserError. The block calls the user's class or function ``name``.
 
     The message has the line of the user's file that failed. The message ends with ``expected``, a description of correct code
     with an example.
@@ -151,7 +151,7 @@ def describe_own_code_error(error: Exception) -> str | None:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of the files of users' own code in settings (``my_loss.py:MyLoss``), by this name.
+    """Return the SHA-256 of each file of users' own code that settings name, by a name such as ``my_loss.py:MyLoss``.
 
     Missing files and installed modules are left out. No code is run.
     """
@@ -163,8 +163,8 @@ def hash_code_files(settings: object) -> dict[str, str]:
 def load_code(name: str, sha256: str | None = None) -> UserCode:
     """Return the class or function ``name``, such as ``my_loss.py:MyLoss``. A process runs the file or module once.
 
-    The path of a file is relative to the working folder. A module is found on Python's search path. In a block of
-    :func:`use_code_of_run`, the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if
+    The path of a file is relative to the working folder. A module is found on Python's search path. In a ``with`` block of
+    :func:`use_code_of_run`, the copy in the run folder is run instead. ``sha256`` must then be given. Raises CodeNotAllowed if
     the code may not run or has another SHA-256 than ``sha256``. Raises UserError if the file is missing, fails, or lacks the
     class or function.
     """

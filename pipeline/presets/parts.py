@@ -38,7 +38,7 @@ class Registry(Generic[_Part]):
     parts : the classes of parts; each has its name as the default of the field ``key``, e.g. ``name: Literal["max"] = "max"``
     lazy : further parts, by name, as texts ``module:Class``; they are imported on first use
     base : the base class of users' own parts; None if users cannot add parts
-    from_function : a function that converts a user's own function to a class; None if only classes are accepted
+    from_function : a function that converts a user's own function to a class; None if users may only add classes
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Registry(Generic[_Part]):
             self.add(part)
 
     def add(self, part: type[_Part]) -> None:
-        """Register a class under the default of its field ``name`` (or another field, if the registry has another ``key``)."""
+        """Register a class under its name, which is the default of the field ``key`` (usually the field ``name``)."""
         self._parts[part.model_fields[self.key].default] = part
 
     def remove(self, name: str) -> None:
@@ -182,7 +182,7 @@ def find_field_default(schema: type[BaseModel], field: str) -> Any:
 
 
 def find_own_code(settings: BaseModel) -> list[UserCode]:
-    """Return the user's own classes and functions in settings. If a file has several, return only one of them."""
+    """Return the user's own classes and functions in settings, at most one for each file of code."""
     codes: dict[str, UserCode] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)

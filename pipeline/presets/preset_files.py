@@ -63,8 +63,8 @@ def list_preset_names_and_descriptions(kind: str, without_key: str = "") -> list
 def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """Return the settings of a preset as layers: first the layers of the preset that it ``extends``, then its own settings.
 
-    ``extended_by`` is the chain of presets that led to this call: each extends the next one, and the last one this preset.
-    Raises UserError if the preset is unknown, or extends itself.
+    ``extended_by`` is used by recursive calls: it has the presets that extend this preset, directly or through others. Raises
+    UserError if the preset is unknown, or extends itself.
     """
     preset = _load_preset(kind, name)
     if len(extended_by) > _MAX_LAYERS:
@@ -89,9 +89,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text. Raises an exception of any class if the text is not valid or repeats a key.
+    """Return the content of a YAML text. The exception for a text that is not valid or repeats a key may be of any class.
 
-    The size and the depth are checked first, because aliases of aliases can stand for billions of nodes.
+    The number of nodes and the depth are checked first, because aliases of aliases can stand for billions of nodes.
     """
     _check_yaml_size(text)
     return yaml.load(text, _StrictSafeLoader)

@@ -44,7 +44,7 @@ def load_experiment_outline(name: str, dataset: str | None = None, overrides: Se
 
     The preset of the data set ``dataset`` and ``overrides`` (``key=value``) may change settings. Raises UserError if a setting
     is not valid, or if a member of an ensemble is unknown or is an ensemble. Also raises UserError if ``start_from`` or
-    ``backbone``, the experiments whose trained weights are reused, are ensembles, which have no weights.
+    ``backbone`` is an ensemble: these settings name experiments whose weights are reused, and an ensemble has no weights.
     """
     outline = validate_settings(
         ExperimentOutline, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentOutline)
@@ -100,7 +100,10 @@ def load_workflow_settings(overrides: Mapping[str, Any]) -> WorkflowConfig:
 
 
 def read_preset_settings(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Return the settings of a preset, given by name or path, merged with the presets that the preset ``extends``."""
+    """Return the settings of a preset, merged with the settings of the presets that it ``extends``.
+
+    ``kind`` is a folder of presets, such as ``experiments``. ``name`` is the name of the preset or the path of its file.
+    """
     composed = parse_composed_name(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
     for layer in read_preset_layers(kind, name if composed is None else composed.experiment):
@@ -114,7 +117,8 @@ def read_experiment_settings(
     """Return the settings of an experiment, changed by the preset of ``dataset`` (if any) and by ``overrides``.
 
     The preset of a data set may change the settings of all experiments, and then of this experiment. A change for all
-    experiments is ignored where it does not fit: if an ensemble, or the chosen class (such as the loss), lacks the setting.
+    experiments is ignored if the experiment lacks the setting, because it is an ensemble or because of its chosen classes,
+    such as its loss.
     """
     content = read_preset_settings("experiments", name, schema)
     if dataset in list_preset_names("datasets"):
@@ -132,10 +136,10 @@ def read_experiment_settings(
 
 
 def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """Return ``base``, the settings of an experiment, changed to read the features in a name like ``vsepp@f8k+tfidf+effnet``.
+    """Return the settings of a composed experiment, such as ``vsepp@f8k+tfidf+effnet``. ``base`` are those of ``vsepp``.
 
-    The settings that a ladder (a comparison, here ``f8k``) has for the experiment are applied, too. Raises UserError if the
-    experiment cannot read other features, or if the ladder lacks the experiment.
+    The result reads the features in the name. A ladder (a comparison, here ``f8k``) may also change settings. Raises UserError
+    if the experiment cannot read other features, or if the ladder lacks the experiment.
     """
     for key in _KEYS_BINDING_FEATURES:
         if base.get(key):
@@ -159,8 +163,8 @@ def merge_settings(
 ) -> dict[str, Any]:
     """Return the settings ``base`` with the changes ``over``. Nested groups of settings are merged by key.
 
-    With a schema, a value may stand for an object such as a loss (:mod:`vse.pipeline.presets.parts`): the name of the class,
-    or settings. If settings in ``over`` name no class, they change the object in ``base``. If they name another class than
+    With a schema, a value may describe an object such as a loss (:mod:`vse.pipeline.presets.parts`), by the name of its class
+    or by settings. If settings in ``over`` name no class, they change the object in ``base``. If they name another class than
     ``base``, settings of ``base`` that the new class lacks are dropped.
 
     lenient : if ``over`` names no class, ignore those of its settings that the class in ``base`` lacks

@@ -219,7 +219,7 @@ class ComposedName(NamedTuple):
 def parse_composed_name(name: str) -> ComposedName | None:
     """Return the experiment, ladder and features in a name such as ``vsepp@f8k+tfidf+effnet``; None for any other name.
 
-    A ladder (``f8k``) is a comparison of experiments; the name may lack it.
+    A ladder (``f8k``) is a comparison of experiments. A name without a ladder is accepted, too.
     """
     parts = name.split("+")
     if len(parts) != 3 or name.endswith((".yaml", ".yml")):
@@ -285,7 +285,7 @@ class LadderConfig(Settings):
         return experiments
 
     def find_experiment(self, experiment: str) -> LadderExperiment:
-        """Return what this ladder states for an experiment: title, settings and features. Missing values have defaults."""
+        """Return the entry of this ladder for an experiment: title, settings, seeds and features."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
@@ -294,7 +294,10 @@ class LadderConfig(Settings):
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def list_composed_names(self) -> list[ComposedName]:
-        """Return a name for each experiment with each image feature and caption feature, even if they do not fit together."""
+        """Return a name for each combination of an experiment, an image feature and a caption feature.
+
+        Some combinations may not be possible.
+        """
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments

@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.numbers import PageNumber, page_numbers, unmarked_intervals
 from tests.docs.pages import ROOT
-from vse.eval.tables.significance import build_printed_comparison
+from vse.eval.tables.significance import build_printed_pairwise_table
 from vse.eval.tables.table import format_text_table
 
 _PAGE_NAMES = "choices compression flickr8k hubness judged languages late_interaction noise phrases quickstart"
@@ -70,7 +70,7 @@ def render_simulation(results: Path) -> str:
 
 
 def render_comparison(results: Path) -> str:
-    lines, _, *notes = format_text_table(build_printed_comparison(pd.read_csv(results / "compare.csv"))).partition("\n\n")
+    lines, _, *notes = format_text_table(build_printed_pairwise_table(pd.read_csv(results / "compare.csv"))).partition("\n\n")
     return lines + "\n\n" + "".join(notes)
 
 

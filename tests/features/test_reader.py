@@ -192,7 +192,7 @@ def test_images_have_any_number_of_captions(from_columns: bool, tmp_path: Path, 
         images.append({"imgid": imgid, "filename": f"{imgid}.jpg", "split": "test", "sentences": sentences})
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps({"dataset": "made_up", "images": images}))
-    monkeypatch.setattr(dataset_module, "MIN_LARGE_BYTES", 0 if from_columns else 2**23)
+    monkeypatch.setattr(dataset_module, "MIN_LARGE_JSON_BYTES", 0 if from_columns else 2**23)
     for _ in range(2):
         dataset = load_dataset_file(path)
         every = np.arange(100, 108)

@@ -124,7 +124,7 @@ def test_languages_are_selected_and_kept_in_columns(demo: Path, tmp_path: Path, 
                 sentence.pop("phrases", None)
         file.write_text(json.dumps(plain))
         dataset = load_dataset_file(file)
-    monkeypatch.setattr(datasets, "MIN_LARGE_BYTES", 1)
+    monkeypatch.setattr(datasets, "MIN_LARGE_JSON_BYTES", 1)
     shutil.copy(file, tmp_path / "dataset.json")
     load_dataset_file(tmp_path / "dataset.json")
     read = load_dataset_file(tmp_path / "dataset.json").images

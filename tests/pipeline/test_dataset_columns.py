@@ -36,7 +36,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every ``dataset.json`` as a large one."""
-    monkeypatch.setattr(module, "MIN_LARGE_BYTES", 0)
+    monkeypatch.setattr(module, "MIN_LARGE_JSON_BYTES", 0)
 
 
 def load_twice(path: Path) -> Dataset:
@@ -62,7 +62,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     parsed = load_dataset_file(path)
     assert not parquet_copy_path(path).exists()  # it is small
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MIN_LARGE_BYTES", 0)
+        patch.setattr(module, "MIN_LARGE_JSON_BYTES", 0)
         again = load_twice(path)
     images = again.images
     assert isinstance(images, ImageColumns)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vse.eval.protocols.correction import METHODS
+from vse.eval.protocols.correction import PARAMETER_CHOICES
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_ladder
 from vse.pipeline.presets.schema import CORRECTIONS
@@ -48,7 +48,7 @@ def test_a_ladder_may_extend_another(write: Path) -> None:
 
 
 def test_a_ladder_takes_every_correction_of_vse_eval() -> None:
-    assert set(CORRECTIONS) == set(METHODS)
+    assert set(CORRECTIONS) == set(PARAMETER_CHOICES)
 
 
 def test_only_models_that_compare_vectors_by_inner_products_are_corrected() -> None:

@@ -171,7 +171,7 @@ class AceAdversary(Adversary):
     ) -> DirectionLosses:
         """Return the losses for images as queries and sampled captions as negatives, or the reverse.
 
-        ``generator`` : generator of the negatives; it decides which of both directions is meant.
+        ``generator`` : generator of the negatives: ``self.captions`` if images are queries, else ``self.images``.
         ``query_scores`` : scores of the queries with the candidates of the batch.
         ``batch_indices`` : index of each caption (or image) of the batch among all training captions (or images).
         """
@@ -278,8 +278,8 @@ class FalseNegativeMasks:
         self._captions_by_image = _IndicesByGroup(pairs.image_indices, len(pairs.images))
         self._captions_by_text = _IndicesByGroup(pairs.text_indices, int(pairs.text_indices.max()) + 1)
 
-    def mask_captions(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Return a mask that is True where the caption ``indices[j]`` (column j) is a false negative for an image (row).
+    def mask_captions(self, image_indices: Indices, pair_indices: Indices, candidate_indices: Indices) -> Bool[Tensor, "n m"]:
+        """Return a mask: True where the caption ``candidate_indices[j]`` (column j) is a false negative for an image (row).
 
         The image of row k is ``image_indices[k]``. It belongs to the pair ``pair_indices[k]``.
         """
@@ -291,17 +291,17 @@ class FalseNegativeMasks:
                 np.concatenate([self._captions_by_text[text] for text in np.unique(self._text_indices[row]).tolist()])
                 for row in rows
             ]
-        return _membership_mask(rows, indices, len(self._image_indices))
+        return _membership_mask(rows, candidate_indices, len(self._image_indices))
 
-    def mask_images(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Return a mask that is True where the image ``indices[j]`` (column j) is a false negative for a caption (row).
+    def mask_images(self, image_indices: Indices, pair_indices: Indices, candidate_indices: Indices) -> Bool[Tensor, "n m"]:
+        """Return a mask: True where the image ``candidate_indices[j]`` (column j) is a false negative for a caption (row).
 
         The caption of row k belongs to the pair ``pair_indices[k]``. The image of this pair is ``image_indices[k]``.
         """
         rows = [image[None] for image in image_indices]
         if self._mask_kind == "text":
             rows = [self._image_indices[self._captions_by_text[text]] for text in self._text_indices[pair_indices].tolist()]
-        return _membership_mask(rows, indices, int(self._image_indices.max()) + 1)
+        return _membership_mask(rows, candidate_indices, int(self._image_indices.max()) + 1)
 
 
 class _IndicesByGroup:

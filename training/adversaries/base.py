@@ -133,10 +133,10 @@ class DirectionLosses(NamedTuple):
 def compute_sampling_metrics(
     sample: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], query_scores: QueryScores
 ) -> dict[str, Tensor]:
-    """Return metrics of the sampled negatives, as means over queries.
+    """Return metrics of the sampled negatives, as means over queries: ``entropy``, ``reward``, ``masked`` and ``harder``.
 
-    The metrics are the entropy, the reward, the probability of masked candidates, and ``harder``, the score of a sampled
-    negative minus the score of the hardest negative of the batch.
+    ``masked`` is the mean of ``masked_share``. ``harder`` is the score of a sampled negative minus the score of the hardest
+    negative of the batch.
 
     ``masked_share`` : probability p(c | q), summed over the masked candidates (false negatives), for each query.
     ``scores`` : scores of the sampled negatives.

@@ -102,17 +102,19 @@ class CompositionalAdversary(Adversary):
             {name: torch.stack([each.metrics[name] for each in directions]).mean() for name in directions[0].metrics},
         )
 
-    def _compute_direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
-        """Return the losses for composed negatives of the kind ``side``: ``images`` or ``captions``."""
+    def _compute_direction_losses(
+        self, batch: Batch, model: Model, composed_kind: str, query_scores: QueryScores
+    ) -> DirectionLosses:
+        """Return the losses for composed negatives of one kind, ``images`` or ``captions``."""
         (parts, part_mask), (queries, query_mask) = (
             (batch.image_embeddings, batch.caption_embeddings)
-            if side == "images"
+            if composed_kind == "images"
             else (batch.caption_embeddings, batch.image_embeddings)
         )
         words = queries.detach()[query_mask]  # (n_words, dim), the words of all queries one after the other
         query = query_mask.nonzero()[:, 0]
         false = self._mask_false_negatives(batch).to(parts.device)[query]
-        logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, part_mask.shape)
+        logits = self.inferences[composed_kind](words, parts.detach().flatten(0, 1)).unflatten(1, part_mask.shape)
         logits = logits.masked_fill(~part_mask, -torch.inf)
         sample = sample_candidates(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
 
@@ -123,7 +125,7 @@ class CompositionalAdversary(Adversary):
                 composed[query_mask] = parts.flatten(0, 1)[chosen]
                 sides = (
                     ((composed, query_mask), batch.caption_embeddings)
-                    if side == "images"
+                    if composed_kind == "images"
                     else (batch.image_embeddings, (composed, query_mask))
                 )
                 columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(query_mask), device=parts.device)] * 2))
@@ -137,7 +139,7 @@ class CompositionalAdversary(Adversary):
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
                 likeliest_rewards = self._rewards(positives, scores(sample.likeliest_indices[:, None]))[:, 0]
-        baseline = self.baselines[side]
+        baseline = self.baselines[composed_kind]
         assert isinstance(baseline, RewardBaseline)
         advantages = baseline.subtract_and_update(rewards.detach(), likeliest_rewards)
         query_sample = sample._replace(  # the probability of a composition is the product of the probabilities of its samples

@@ -291,9 +291,10 @@ def select_images_with_features(
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise UserError if a model compares vectors of two caches directly, but not the same training run computed both.
+    """Raise UserError if a model compares the vectors of two caches directly, and the caches come from different runs.
 
-    Nothing is raised if no training run of this program computed either cache.
+    A model compares them directly if both encoders are ``identity``. The caches are accepted if the same training run computed
+    both, or if no training run of this program computed either of them.
     """
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):

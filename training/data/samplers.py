@@ -97,7 +97,7 @@ class NeighbourhoodSampler(Sampler):
 
 
 class NeighbourAddingSampler(Sampler):
-    """Shuffled batches with added pairs: if a batch has a single caption of an image, another caption of it is added.
+    """Shuffled batches with added pairs: if a batch has a single caption of an image, another one is added.
 
     This is Algorithm 1 of the two-branch paper (Wang et al., TPAMI 2018). A batch then has up to twice ``batch_size`` pairs,
     and a pair may occur several times in an epoch. The authors' code also adds captions of images that already have two.

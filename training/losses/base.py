@@ -39,7 +39,7 @@ def hinge_costs(scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask
 
 
 def reduce_highest_costs(costs: ScoreMatrix, loss: Loss) -> Scalar:
-    """Return the sum over all rows (``loss.reduction: mean_topk``: the mean) of the ``loss.k`` highest costs in each row."""
+    """Return the sum of the ``loss.k`` highest costs of every row or, with ``loss.reduction: mean_topk``, their mean."""
     top = costs if loss.k is None else costs.topk(min(loss.k, costs.shape[1]), sorted=False).values
     return top.mean() if loss.reduction == "mean_topk" else top.sum()
 
@@ -279,8 +279,8 @@ class PairLoss(Loss):
 def sample_balanced_pairs(image_indices: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
     """Return the pairs of a batch, followed by one random negative pair for each of them.
 
-    A negative pair has the image of a pair of the batch and a caption of another image. Without another image in the batch, no
-    pair is returned. The two arrays of the result hold the positions in the batch of each pair's image and of its caption.
+    A negative pair has the image of a pair of the batch and a caption of another image. If the batch has a single image, the
+    result is empty. The two arrays hold the position in the batch of each pair's image, and of each pair's caption.
     """
     order = np.argsort(image_indices, kind="stable")
     _, image, counts = np.unique(image_indices, return_inverse=True, return_counts=True)

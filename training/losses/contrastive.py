@@ -203,8 +203,8 @@ class InfoNceLoss(ContrastiveLoss):
     """Cross entropy of each query's positive among the negatives (van den Oord et al., 2018), in both directions.
 
     A learned temperature starts at 0.07 unless another value is set (CLIP: Radford et al., 2021, section 2.3). With
-    ``same_image: positive`` the cost of a query is the mean, over the positives of the query, of the cross entropy of the
-    positive among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
+    ``same_image: positive`` a query may have several positives. Its cost is then the mean of the cross entropies of these
+    positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
     """
 
     name: Literal["infonce"] = "infonce"
@@ -261,9 +261,10 @@ class InfoNceLoss(ContrastiveLoss):
 class SigmoidLoss(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
-    z is +1 for positive pairs and -1 for negative pairs. Each pair counts half with the image as the query, and half with the
-    caption as the query. If an image occurs in several pairs of a batch, the image and the caption of another of these pairs
-    are negative (``same_image: keep``), positive (``positive``) or left out (``mask``). The margin is not used.
+    s is a score, and z is +1 for positive pairs and -1 for negative pairs. Each pair counts half with the image as the query,
+    and half with the caption as the query. If an image occurs in several pairs of a batch, the image and the caption of
+    another of these pairs are negative (``same_image: keep``), positive (``positive``) or left out (``mask``). The margin is
+    not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"

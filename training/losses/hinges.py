@@ -44,9 +44,9 @@ class SumOfHinges(RankingLoss):
 class TopOfHinges(RankingLoss):
     """Top of hinges: the cost of a query comes from its ``k`` costliest negatives (two-branch paper, Eq. 3, section 5.1).
 
-    ``reduction`` decides whether these costs are summed or averaged. The paper's hinges [m + d(x, y) - d(x, y')]+ of distances
-    d equal the hinges of this class for the scores s = -d. If other captions of the same image are masked (``same_image:
-    mask``), an image that occurs several times in a batch counts as a negative only once.
+    ``reduction`` decides whether these costs are summed or averaged. The paper's hinges [m + d(x, y) - d(x, y')]+, with the
+    margin m and distances d, equal the hinges of this class for the scores s = -d. If other captions of the same image are
+    masked (``same_image: mask``), an image that occurs several times in a batch counts as a negative only once.
     """
 
     name: Literal["top"] = "top"

@@ -213,12 +213,12 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
-    """Return the neighbourhood constraints of a loss: among images, among captions, both, or none.
+    """Return the neighbourhood constraints whose weight is not 0: among images, among captions, both, or none.
 
-    Images with the same text are neighbours, and so are captions of the same image. A constraint is a tuple: its weight, the
-    embeddings of the images (or captions), and two arrays with an index for each pair of the batch, on the CPU. For images
-    the indices are those of the pair's image and of its text. For captions they are the position of the pair in the batch,
-    and the index of its image.
+    Images with the same text are neighbours, and so are captions of the same image. A constraint has four values: its weight,
+    the embeddings of the images (or captions), and two arrays on the CPU with a number for each pair of the batch. Among
+    images, these numbers are the index of the pair's image and the index of its text. Among captions, they are the position of
+    the pair in the batch and the index of its image.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
@@ -229,28 +229,28 @@ def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[floa
 
 
 class Neighbours(NamedTuple):
-    """The m different images, or captions, of a batch, called items, and the pairs of neighbours among them.
+    """The m different items (either images or captions) of a batch, and the pairs of neighbours among them.
 
     ``first_pair`` : (m,) for each item, the position in the batch of the first pair with this item.
     ``is_neighbour`` : True for two neighbours: different images that share a text, or different captions that share an image.
-    ``queries``, ``neighbours`` : row and column of each True value in ``is_neighbour``.
+    ``neighbour_rows``, ``neighbour_columns`` : row and column of each True value in ``is_neighbour``.
     ``is_outside`` : True for two items that share no text (or image), so that one can be a negative of the other.
     """
 
     first_pair: Int[Tensor, " m"]
     is_neighbour: Bool[Tensor, "m m"]
-    queries: Int[Tensor, " k"]
-    neighbours: Int[Tensor, " k"]
+    neighbour_rows: Int[Tensor, " k"]
+    neighbour_columns: Int[Tensor, " k"]
     is_outside: Bool[Tensor, "m m"]
 
 
 def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, loss: Loss) -> Scalar:
-    """Return the cost of hinges [m + d(y, y+) - d(y, y-)]+ among images or captions (two-branch paper, Eqs. 4 to 6).
+    """Return the cost of hinges [margin + d(y, y+) - d(y, y-)]+ among images or captions (two-branch paper, Eqs. 4 to 6).
 
-    y is a query, y+ a neighbour of y, y- an item outside the neighbourhood of y, m the margin, and -d the ``scores``. The
-    cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk`` (the authors'
-    code), the cost is the mean of the ``k`` highest hinges of each query. y+ is then the farthest neighbour, or y itself if
-    y has no neighbour.
+    y is a query, y+ a neighbour of y, and y- an item outside the neighbourhood of y. The distances d are minus the ``scores``.
+    The cost is the sum of the ``loss.k`` highest hinges of each query and neighbour. With the reduction ``mean_topk`` (the
+    authors' code), the cost is the mean of the ``loss.k`` highest hinges of each query. y+ is then the farthest neighbour, or
+    y itself if y has no neighbour.
     """
     if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -258,7 +258,7 @@ def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, los
         return reduce_highest_costs((loss.margin - farthest + scores).clamp(min=0) * neighbours.is_outside, loss)
     k = len(scores) if loss.k is None else min(loss.k, len(scores))
     nearest = scores.masked_fill(~neighbours.is_outside, -torch.inf).topk(k, sorted=False).values
-    query, neighbour = neighbours.queries, neighbours.neighbours
+    query, neighbour = neighbours.neighbour_rows, neighbours.neighbour_columns
     return (loss.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
 
 
@@ -318,8 +318,10 @@ def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
     """Return the class of a loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
 
     Each further parameter receives the setting of the same name. A parameter with a default defines this setting. A parameter
-    without a default must have the name of a setting of every loss, such as ``margin``; otherwise UserError is raised. It is
-    also raised if the function does not start with the three parameters.
+    without a default must have the name of a setting of every loss, such as ``margin``.
+
+    Raises UserError for another parameter without a default, for parameters such as ``*args``, or if there are fewer than
+    three parameters.
     """
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if inspect.isfunction(function) else "code"
     parameters = list(inspect.signature(function).parameters.values())
@@ -340,6 +342,6 @@ def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
 
 
 def _setting_type(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the annotated type of a parameter, but float if its default is a float. Without a type: that of the default."""
+    """Return the annotated type of a parameter, or the type of its default. int with a float default becomes float."""
     kind = get_type_hints(function).get(parameter.name, type(parameter.default))
     return float if kind is int and isinstance(parameter.default, float) else kind

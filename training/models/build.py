@@ -105,7 +105,7 @@ class Model(nn.Module):
 
     @property
     def scores_every_pair(self) -> bool:
-        """True if the model must score every pair, False if inner products or distances of vectors give the same ranks."""
+        """True if ranks require the model's score of every pair, False if comparing single vectors gives the same ranks."""
         return self.config.similarity.ranking_similarity is None
 
     @property
@@ -138,7 +138,7 @@ class Model(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Model:
-        """Set the mode of the model. Frozen encoders, and frozen modules of an encoder, stay in evaluation mode."""
+        """Set training mode or, if ``mode`` is False, evaluation mode. Frozen parts and modules stay in evaluation mode."""
         super().train(mode)
         for name in (*self._frozen_parts, *self._frozen_modules):
             self.get_submodule(name).train(False)
@@ -169,7 +169,7 @@ class Model(nn.Module):
         return scores
 
     def _postprocess_embeddings(self, vectors: Tensor) -> Tensor:
-        """Return the vectors in float32, or their absolute values if the setting ``absolute`` is true."""
+        """Return the vectors or, if the setting ``absolute`` is true, their absolute values, in float32."""
         return (vectors.abs() if self.config.absolute else vectors).float()
 
 
@@ -243,7 +243,7 @@ class TrainableCnn(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
 
     def train(self, mode: bool = True) -> TrainableCnn:
-        """Set the mode of batch norms if ``batch_norm`` is ``train``. All other modules stay in evaluation mode."""
+        """Set evaluation mode, except for batch norms if ``mode`` is True and ``batch_norm`` is ``train``."""
         super().train(False)
         self.training = mode
         if mode and self.batch_norm == "train":

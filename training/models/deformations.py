@@ -23,9 +23,9 @@ SCALES_WITH_IDENTITY_INPUT: dict[str, tuple[Callable[[Tensor], Tensor], float]] 
 class ConditionalNetwork(nn.Module):
     """An MLP with ReLU on the concatenation of a vector and its condition.
 
-    Leading axes of vectors and conditions broadcast. Because the first layer is linear, vectors (1, n, dim) and conditions
-    (k, 1, dim) need only n + k passes through this layer. The other layers need k n passes. With ``starts_at_zero``,
-    the weights of the last layer start as 0.
+    Leading axes of vectors and conditions broadcast. The first layer is linear, so it maps n vectors (1, n, dim) and k
+    conditions (k, 1, condition_dim) separately, and adds the results. The other layers compute all k n combinations. With
+    ``starts_at_zero``, the weights of the last layer start as 0.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, starts_at_zero: bool) -> None:
@@ -49,7 +49,7 @@ class ConditionalNetwork(nn.Module):
         return last
 
     def project_condition(self, condition: Float[Tensor, "... condition_dim"]) -> Float[Tensor, "... width"]:
-        """Return the condition times its weights in the first layer, one of the two terms of the output of this layer."""
+        """Return the product of the condition with the weights that the first layer has for the condition."""
         return linear(condition, self._first_layer.weight[:, self.dim :])
 
     def forward(
@@ -93,7 +93,7 @@ class ConditionalMlp(nn.Module):
     def compute_deformed_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
-        """Return the deformed vectors T(x; v), in a list of one tensor, as :class:`ConditionalFlow` returns a list of halves.
+        """Return the deformed vectors T(x; v) as a list of one tensor. :class:`ConditionalFlow` returns a list of two halves.
 
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
@@ -152,7 +152,7 @@ class ConditionalFlow(nn.Module):
     ) -> list[Tensor]:
         """Return the two halves of the deformed vectors T(x; v).
 
-        A single coupling layer changes only one half. The other half is a half of x, without the axis of the conditions.
+        A single coupling layer changes only one half. The other half is the half of x, without the broadcast axes.
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
         halves = list(x.chunk(2, -1))

@@ -113,8 +113,10 @@ class _StepProducts:
 class _GruRecurrence(torch.autograd.Function):
     """The states h' = (1 - z) n + z h of a GRU, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)).
 
-    Gates are in the order r, z, n. ``inputs`` are x, the word vectors times the input weights. Captions are sorted by length,
-    the longest first: the first ``batch_sizes[t]`` captions have a word at step t. W h is computed in ``product_dtype``.
+    h is the state before a step, and h' the state after it. The gates r, z and n have separate parts of x, W and b, in this
+    order. x is ``inputs``, the word vectors times the input weights. W is ``weight``, and b is ``bias``. Captions are sorted
+    by length, the longest first: the first ``batch_sizes[t]`` captions have a word at step t. W h is computed in
+    ``product_dtype``.
     """
 
     @staticmethod
@@ -174,8 +176,8 @@ class _GruRecurrence(torch.autograd.Function):
 class _LstmRecurrence(torch.autograd.Function):
     """The states h' = o tanh(c') of an LSTM, with c' = f c + i g.
 
-    The gates are i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b), in the order i, f, g, o. The arguments have the
-    same meaning as for a GRU: ``inputs`` are x, and the captions are sorted by length, see :class:`_GruRecurrence`.
+    c and h are the cell and the state before a step, c' and h' those after it. The gates are i, f, o = sigmoid(x + W h + b)
+    and g = tanh(x + W h + b), in the order i, f, g, o. The arguments have the same meaning as in :class:`_GruRecurrence`.
     """
 
     @staticmethod

@@ -40,7 +40,7 @@ _N_ROWS, _LONGEST, _INPUT_DIM, _DIM, _WORD_DIM = 5, 3, 6, 8, 4
 def check_encoder(settings: EncoderSettings) -> None:
     """Test an encoder with five inputs of each kind that it reads, except tokens of a transformer.
 
-    Raises UserError if the result is not a tuple of finite embeddings (5, dim), or for sets (5, n, dim) and a mask. Also
+    Raises UserError if the result is not a tuple of finite embeddings (5, dim), or of sets (5, n, dim) and their mask. Also
     raises UserError if the weights get no gradient.
     """
     for kind in settings.input_kinds:
@@ -130,7 +130,7 @@ _MEAN_TOLERANCE = 1e-4
 def check_loss(loss: Loss, n_more_negatives: int = 0) -> None:
     """Test the cost and the gradient of a loss with the scores of four queries.
 
-    ``n_more_negatives`` : number of negatives from outside the batch, such as the negatives that an adversary adds.
+    ``n_more_negatives`` : number of additional negatives of each query, such as those that an adversary adds.
 
     Raises UserError if the result is not one finite number with a finite gradient, or if the loss changes its arguments. Also
     raises UserError if the loss counts pairs of the same image that its setting ``same_image`` excludes, or if higher scores
@@ -369,7 +369,7 @@ def check_own_parts(experiment: ExperimentConfig) -> None:
 def check_part(name: str, sets: tuple[str, ...] = ()) -> str:
     """Try the loss, similarity, encoder or extractor ``name``, e.g. ``my_loss.py:MyLoss``; return its kind, e.g. ``loss``.
 
-    ``sets`` : settings for the user's own code, as ``key=value``.
+    ``sets`` : changes to settings of the user's own code, as ``key=value`` (option ``--set``).
 
     Raises UserError if the code is not allowed to run, if it fails the test, or if it is not one of these four kinds.
     """

@@ -27,7 +27,7 @@ N_COORDINATES = 5
 class RegionFeatures(CachedFeatures):
     """The regions of some images in a cache, image after image, with their boxes.
 
-    ``memory_gb`` limits the memory of the vectors, in units of 1e9 bytes. Other features already use ``used_gb`` of it.
+    ``memory_gb`` limits the memory of features, in units of 1e9 bytes. Other features already use ``used_gb`` of this memory.
     Raises UserError if the cache has no boxes, or if a box is not finite.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
@@ -135,9 +135,9 @@ def flatten_ranges(
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Choose a random element of each row. Return its position in ``rows``, or -1 for a row without elements.
+    """Choose a random element of each row. Return the position of each choice, or -1 for a row without elements.
 
-    ``rows`` holds the row to which each element belongs.
+    Element k of an array, at the position k, belongs to the row ``rows[k]``.
     """
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
@@ -153,7 +153,7 @@ def sample_mask_per_row(
 ) -> Bool[np.ndarray, " total"]:
     """Choose at most ``max_per_row`` random elements of each row (None: all). Return the mask of these elements.
 
-    ``rows`` holds the row to which each element belongs.
+    Element k of an array belongs to the row ``rows[k]``.
     """
     if max_per_row is None:
         return np.ones(len(rows), bool)
@@ -181,7 +181,7 @@ def pad_lists(
 class KeyedSets:
     """A set of values for each key, with look-ups of many keys at once.
 
-    ``keys``, ``values`` : the pairs of a key and a value, which may repeat. Keys and values are integers from 0.
+    ``keys``, ``values`` : the set of ``keys[k]`` contains ``values[k]``. Pairs may repeat. All are integers from 0.
     """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
@@ -200,7 +200,7 @@ class KeyedSets:
     def sample_other_values(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return for each key a random value of its set other than the one in ``values``, or -1 without other values."""
+        """Return a random value from the set of each key, different from the one in ``values``; -1 if there is no other."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pair_codes, keys * self._value_bound + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -215,7 +215,7 @@ class PhraseArrays:
     ``image_ids`` : ids of the images.
     ``phrase_ids``, ``caption_ids`` : id of each phrase, and id of its caption.
     ``image_indices`` : index of each phrase's image in ``image_ids``.
-    ``text_indices`` : index of each phrase's text among the ``n_texts`` different texts of the data set.
+    ``text_indices`` : index of each phrase's text among the ``n_phrase_texts`` different phrase texts of the data set.
     ``chain_indices`` : index of each phrase's coreference chain (the phrases of an image that mention one object).
     ``truth_boxes`` : ground-truth box of each phrase in float32, or NaN for a phrase without a box.
     ``phrase_types`` : types of each phrase, joined by ``/``, such as ``people/clothing``.
@@ -229,7 +229,7 @@ class PhraseArrays:
     chain_indices: Int[np.ndarray, " n"]
     truth_boxes: Float[np.ndarray, "n 4"]
     phrase_types: list[str]
-    n_texts: int
+    n_phrase_texts: int
 
     def __len__(self) -> int:
         return len(self.phrase_ids)
@@ -267,7 +267,7 @@ def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], only_with_box
         chain_indices=_to_int64_array(chain for _, _, _, chain in rows),
         truth_boxes=np.asarray([mention.phrase.truth_box or _NO_BOX for mention in found], np.float32),
         phrase_types=["/".join(mention.phrase.types) for mention in found],
-        n_texts=len(text_ids),
+        n_phrase_texts=len(text_ids),
     )
 
 

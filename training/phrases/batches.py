@@ -60,7 +60,7 @@ class SamplingSettings(PositiveRegionSettings):
 
 @dataclass(frozen=True)
 class BatchCandidates:
-    """Candidate regions for the pairs of a batch, either all positive or all negative.
+    """The positive candidate regions for the pairs of a batch, or the negative ones.
 
     ``pair_rows`` : (n,) position in the batch of each candidate's pair, in ascending order.
     ``region_indices`` : (n,) index of each candidate among all regions.
@@ -124,8 +124,8 @@ class CandidateSampler:
 class TripletBatch:
     """Regions and texts to embed, and the triplets (query, positive, negative) among them.
 
-    ``region_indices`` and ``text_indices`` hold the index of each region and text in the data set, without repetition. The
-    other arrays except ``pair_truths`` hold masks, or positions in these two arrays.
+    ``region_indices`` and ``text_indices`` hold the index of each region and text in the data set, without repetition. Below,
+    regions and texts are given as positions in these two arrays.
 
     ``query_regions``, ``positive_texts`` : region and text of each positive pair whose query is the region.
     ``negative_text_mask`` : mask of the texts that are negatives for each query region.
@@ -133,7 +133,7 @@ class TripletBatch:
     ``negative_regions`` : negative regions for each query text, from the image of the pair, padded to one length.
     ``negative_region_mask`` : mask of ``negative_regions``, False at the padding.
     ``pair_regions``, ``pair_texts`` : region and text of each positive pair of the batch.
-    ``pair_truths`` : index of each positive pair's ground-truth region in the data set.
+    ``pair_truths`` : index in the data set, not a position, of each positive pair's ground-truth region.
     """
 
     region_indices: Int[np.ndarray, " n_regions"]
@@ -158,8 +158,8 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """A sampler of triplets for the embedding network (two-branch paper, Algorithm 1, steps 2 and 3).
 
-    A text that may describe a pair's region is not a negative for the pair. Such a text belongs to a phrase that has the
-    ground-truth box of the pair's phrase, or is in its coreference chain (the phrases of an image that mention one object).
+    A text that may describe a pair's region is not a negative for the pair. Such a text belongs to a phrase with the
+    ground-truth box of the pair's phrase, or in the same coreference chain (the phrases of an image that mention one object).
     """
 
     def __init__(
@@ -369,8 +369,8 @@ def _sample_negative_per_positive(
     ``negative`` : negative candidates of the phrases.
     ``n_rows`` : number of phrases of the batch.
 
-    If a phrase has no negative candidates, the result has a random other phrase with one in its place. If
-    no phrase of the batch has a negative candidate, the result is empty.
+    A phrase without negative candidates is replaced by a random phrase of the batch that has some. If no phrase of the batch
+    has a negative candidate, the result is empty.
     """
     rows_with_negatives = np.unique(negative.pair_rows)
     if not len(rows_with_negatives):

@@ -84,7 +84,7 @@ class ProcessGroup:
         """Return the rows of all processes, in the order of the processes.
 
         ``sizes`` : number of rows of each process; None if all have the same number.
-        ``adds_gradients`` : True to sum the gradients of a row over the processes; False: only those of this process count.
+        ``adds_gradients`` : True to sum the gradients of a row over the processes; False to use only those of this process.
         """
         if self.size == 1:
             return rows
@@ -117,7 +117,7 @@ class ProcessGroup:
     def sum_gradients(self, parameters: Iterable[nn.Parameter], are_complete: bool) -> None:
         """Sum the gradients of a few parameters over the processes, in place. All processes must pass the same parameters.
 
-        ``are_complete`` : True if each process has the gradients of the complete batch. They are averaged instead.
+        ``are_complete`` : True if each process has the gradients of the complete batch. Then the gradients are averaged.
         """
         if self.size == 1:
             return
@@ -145,14 +145,15 @@ class ProcessGroup:
         return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())
 
     def wait_for_first(self) -> None:
-        """Wait until the first process calls this method, without a time limit as long as that process shows signs of life.
+        """Wait until the first process calls this method. There is no time limit while the first process sends reports.
 
-        Raises DistError after ``timeout`` without a sign of life, or after a few seconds if a signal has also arrived.
+        Raises DistError if the first process sends no report for longer than ``timeout`` or, if a signal to stop has arrived,
+        for a few seconds.
         """
         if self.watch is None:
             return
-        self.watch.exchanges += 1
-        key = f"exchange {self.watch.exchanges}"
+        self.watch.n_exchanges += 1
+        key = f"exchange {self.watch.n_exchanges}"
         if self.is_first:
             self.store.set(key, "")
             return
@@ -168,12 +169,15 @@ class ProcessGroup:
                 raise distributed.DistError("the first process is silent")
 
     def share_signals(self, interruption: Interruption) -> None:
-        """Stop all processes from now on if a signal reaches one. ``interruption`` records signals to this process."""
+        """Stop all processes, from now on, when a signal to stop reaches any of them.
+
+        ``interruption`` : record of signals to this process.
+        """
         if self.watch is not None:
             self.watch.interruption = interruption
 
     def wait_until_others_stop(self) -> None:
-        """Wait, for a few seconds at most, until the other processes have also received the signal that stops this process."""
+        """Wait until the other processes have also received the signal that stops this process, for a few seconds at most."""
         if self.watch is not None:
             self.watch.wait_until_others_stop()
 
@@ -206,7 +210,7 @@ class ProcessGroup:
 
     def _exchange(self, operation: Callable[..., Any], tensor: Tensor, *arguments: Any) -> Tensor:
         if self.watch is not None:
-            self.watch.exchanges += 1
+            self.watch.n_exchanges += 1
         operation(tensor, *arguments)
         return tensor
 

@@ -42,7 +42,7 @@ class Interruption:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """In the caller's ``with`` block, record Ctrl-C and SIGTERM and go on. Outside the main thread, do nothing."""
+        """Record Ctrl-C and SIGTERM in the caller's ``with`` block, without ending it. Outside the main thread, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -65,7 +65,7 @@ class Interruption:
             self._raises_on_signal = False
 
     def deliver_signal(self, number: int) -> None:
-        """Act as if this process had received the signal ``number``, unless it has already received a signal.
+        """Act as if this process had received the signal ``number``. If it has already received a signal, do nothing.
 
         Threads other than the main thread may call this method.
         """
@@ -92,26 +92,26 @@ _SILENT_SECONDS = 5.0  # a process without a report for this time counts as sile
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """The state of a process in a report. Each process sends a report every second.
+    """A report of a process about its state. Each process sends a report every second.
 
-    ``number`` : number of reports of the process so far.
-    ``exchanges`` : number of times that the process has begun to exchange data with the others.
+    ``n_reports`` : number of reports of the process so far.
+    ``n_exchanges`` : number of times that the process has begun to exchange data with the others.
     ``signal`` : number of the signal that stops the process, or 0.
     ``host`` : host name of the process's machine.
     """
 
-    number: int
-    exchanges: int
+    n_reports: int
+    n_exchanges: int
     signal: int
     host: str
 
     def to_text(self) -> str:
-        return f"{self.number} {self.exchanges} {self.signal} {self.host}"
+        return f"{self.n_reports} {self.n_exchanges} {self.signal} {self.host}"
 
     @classmethod
     def from_text(cls, text: str) -> ProcessReport:
-        number, exchanges, stop, host = text.split(" ", 3)
-        return cls(int(number), int(exchanges), int(stop), host)
+        n_reports, n_exchanges, stop, host = text.split(" ", 3)
+        return cls(int(n_reports), int(n_exchanges), int(stop), host)
 
 
 class ProcessWatch:
@@ -122,15 +122,15 @@ class ProcessWatch:
     ``store`` : connection to the store through which the processes found each other. Only this thread uses the connection.
     ``rank``, ``size`` : rank of this process, and number of processes.
     ``interruption`` : record of signals to this process; None while the training does not catch signals.
-    ``exchanges`` : number of times that this process has begun to exchange data with the others.
+    ``n_exchanges`` : number of times that this process has begun to exchange data with the others.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
         self._rank, self._size = rank, size
         self.interruption: Interruption | None = None
-        self.exchanges = 0
-        self._number = 0
+        self.n_exchanges = 0
+        self._n_reports = 0
         self._reports: dict[int, ProcessReport] = {}
         self._last_report_times: dict[int, float] = {}  # when the last new report of each process was read
         self._last_read = time.monotonic()
@@ -170,7 +170,7 @@ class ProcessWatch:
         time.sleep(_SILENT_SECONDS + 2 * _REPORT_SECONDS)
         if silent := self.find_silent():
             return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
-        behind = [rank for rank, report in self._reports.items() if report.exchanges < self.exchanges]
+        behind = [rank for rank, report in self._reports.items() if report.n_exchanges < self.n_exchanges]
         return f"{self._name(behind)} did not finish its part of the step" if behind else "the exchange of data failed"
 
     def _name(self, ranks: list[int]) -> str:
@@ -186,8 +186,8 @@ class ProcessWatch:
 
     def _report(self) -> None:
         stop = 0 if self.interruption is None else self.interruption.signal or 0
-        self._number += 1
-        own = ProcessReport(self._number, self.exchanges, stop, socket.gethostname())
+        self._n_reports += 1
+        own = ProcessReport(self._n_reports, self.n_exchanges, stop, socket.gethostname())
         self._store.set(f"report {self._rank}", own.to_text())
         for rank in range(self._size):
             if rank != self._rank and self._store.check([f"report {rank}"]):

@@ -33,7 +33,7 @@ class Launch:
     ``rank``, ``size`` : rank of the process among all processes, and number of all processes.
     ``local_rank``, ``local_size`` : rank among the processes of this machine, and number of these processes.
     ``address``, ``port`` : address and port at which the first process accepts connections of the others.
-    ``advice`` : text for error messages that explains how to start ``{n}`` processes on a machine.
+    ``advice`` : text for error messages: how to start several processes on a machine. ``{n}`` stands for their number.
     """
 
     rank: int
@@ -97,8 +97,8 @@ class _LauncherVariables:
     def read_or_compute_port(self, *names: str, advice: str = "") -> int:
         """Return the variable ``MASTER_PORT`` or, if it is not set, a port computed from the variables ``names``.
 
-        All processes of a job compute the same port. ``advice`` : end of the error message if one of ``names`` is not set;
-        empty: advice to start the command by the launcher.
+        All processes of a job compute the same port. ``advice`` : end of the error message if one of ``names`` is not set.
+        Without ``advice``, the message advises to start the command by the launcher.
         """
         if names and "MASTER_PORT" not in self.values:
             job = ".".join(self.read_text(name, advice) for name in names)
@@ -199,9 +199,12 @@ def _connect_to_store(launch: Launch, is_server: bool, n_processes: int | None) 
 
 
 def choose_process_device(device: str, launch: Launch) -> torch.device:
-    """Return the GPU whose number is the rank of this process on its machine, or the CPU if no GPU is requested or present.
+    """Return the GPU whose index is the rank of this process on its machine, or the CPU if no GPU is requested or present.
 
-    ``device`` : requested device, such as ``auto``. Raises UserError if there are fewer GPUs than processes on this machine.
+    A single process on a machine gets the GPU that ``device`` names, if it names one.
+
+    ``device`` : requested device, such as ``auto``. Raises UserError if there are fewer GPUs than processes on this machine,
+    or if ``device`` names one GPU for several processes.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")

@@ -138,7 +138,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def read_eval_cache_record(self) -> dict[str, Any]:
-        """Return the ``run.json`` entry of the image cache for validation and test, by default that of the training cache."""
+        """Return the ``run.json`` entry of the image cache for validation and test, which may be the training cache."""
         record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
@@ -152,7 +152,7 @@ class RunFolder:
         return None if cache is None else self.path / str(cache["path"])
 
     def build_rowless_cache(self, record: Mapping[str, Any]) -> FeatureCache:
-        """Return a cache object without rows, which describes a feature of the run. The cache file need not exist.
+        """Return a cache object that describes a feature of the run but has no rows. The cache file need not exist.
 
         ``record`` is the value that ``run.json`` has for the feature, for example under the key ``features``. If an earlier
         version of vse wrote this value, it has no description of the feature, and the cache file must exist.
@@ -297,7 +297,7 @@ def _build_hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if a checkpoint does not fit the SHA-256 in its last line or, without this line, its zip checksums."""
+    """Raise ValueError if a checkpoint differs from the SHA-256 in its last line or, without this line, its zip checksums."""
     size = len(_build_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):

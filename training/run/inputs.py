@@ -168,7 +168,7 @@ def open_inputs(
     seed: int,
     paths: TrainInputs,
     caption_encoder: EncoderSettings | None = None,
-    texts: TextUnit = "captions",
+    text_unit: TextUnit = "captions",
 ) -> RunInputs:
     """Find, open and check all inputs of an experiment.
 
@@ -177,7 +177,7 @@ def open_inputs(
         determine the default folder of that run.
     ``paths`` : input files that replace the default files.
     ``caption_encoder`` : settings of the caption encoder, which may need a transformer; None if the model has no such encoder.
-    ``texts`` : kind of texts that the experiment reads: captions or phrases.
+    ``text_unit`` : kind of texts that the experiment reads: ``captions`` or ``phrases``.
 
     Raises UserError if an input is missing, or does not fit the other inputs.
     """
@@ -195,10 +195,10 @@ def open_inputs(
     caption_file = paths.caption_features
     if caption_file is None and experiment.backbone is not None and read_backbone(cache) is not None:
         caption_file = captions_cache_path(cache.path)
-    hint = f"{name} reads {texts} as {experiment.caption_feature!r}: {extract} --caption-features"
+    hint = f"{name} reads {text_unit} as {experiment.caption_feature!r}: {extract} --caption-features"
     captions = _open_cache(cache, experiment.caption_feature, caption_file, hint, dataset.name)
     if captions is not None:
-        check_text_unit(captions, texts)
+        check_text_unit(captions, text_unit)
         check_belongs_to_dataset(captions, dataset)
     hint = f"{name} is trained on {experiment.truth_feature!r}: {extract} --truth-features"
     truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)
@@ -225,10 +225,10 @@ def open_inputs(
 def _open_cache(
     cache: FeatureCache, feature: str | None, path: Path | None, hint: str, dataset: str | None = None
 ) -> FeatureCache | None:
-    """Open the cache in ``path`` or, if it is None, the default file for ``feature``. Return None if both are None.
+    """Open the cache in ``path`` or, without ``path``, the default file for ``feature``. Return None if both are None.
 
-    The default file lies next to ``cache``. It is ``<dataset>_<feature>.h5`` or, if there is no such file, the file whose name
-    begins with the data set of ``cache`` instead. ``hint`` ends the error for a missing file.
+    The default file lies next to ``cache``. Its name is ``<dataset>_<feature>.h5``. If there is no such file, or ``dataset``
+    is None, the name has the data set of ``cache`` instead. ``hint`` ends the error message for a missing file.
     """
     if feature is None and path is None:
         return None
@@ -278,8 +278,8 @@ def find_training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cac
     """Return the path of the ``dataset.json`` that a run was trained on.
 
     Usually, the path is recorded in ``cache``, the image cache of the run. A run may also be trained on a data set that was
-    derived from that of the cache, such as a fold for cross-validation. In this case, the path is in ``record``, the content
-    of ``run.json``.
+    derived from the cache's data set, such as a fold for cross-validation. In this case, the path is in ``record``, the
+    content of ``run.json``.
     """
     is_from_parent = "fold" in record or record.get("parent") == cache.dataset
     return folder.path / str(record["captions"]) if is_from_parent else cache.dataset_file

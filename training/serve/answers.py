@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunInputOptions
 from vse.training.run.inputs import find_training_dataset_file
-from vse.training.serve.page import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
+from vse.training.serve.page import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImageQuery, read_photo
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import EncodedQuery, Query, TrainedRun
 from vse.training.use.searcher import SearchAnswer, Searcher, SearcherOptions, SearchQuery, load_run_for_search
@@ -55,7 +55,7 @@ class QueryBatcher(Generic[BatchedQuery, Answer]):
         return self._waiting.qsize()
 
     def ask(self, query: BatchedQuery) -> Answer:
-        """Return the answer to a query. If the answer is an exception, it is raised."""
+        """Return the answer to a query, or raise the exception that ``answer_all`` returned for the query."""
         future: Future[Answer] = Future()
         self._waiting.put((query, future))
         self._executor.submit(self._answer_waiting)  # does nothing if an earlier call has already answered the query
@@ -98,14 +98,15 @@ class UnknownId(UserError):
 class _RunQuery(NamedTuple):
     """A query to one run.
 
-    ``k`` : number of items to find, after the first ``start`` items (those on earlier pages).
-    ``finds`` : kind of items to find.
+    ``k`` : number of items to find.
+    ``start`` : number of better items to skip, because they are on earlier pages.
+    ``hit_kind`` : whether to find images or captions.
     """
 
-    query: Query | SplitImage
+    query: Query | SplitImageQuery
     k: int
     start: int
-    finds: ItemKind
+    hit_kind: ItemKind
 
 
 _AnswerWithRemark = tuple[SearchAnswer, str]  # an answer, and a message about words that are unknown to the run
@@ -115,7 +116,7 @@ _AnswerWithRemark = tuple[SearchAnswer, str]  # an answer, and a message about w
 class ServedRun:
     """A loaded run, and the kinds of queries that the run can read.
 
-    ``attends`` : True if the page can display the attention between a query and a hit.
+    ``has_attention`` : True if the page can display the attention between a query and a hit.
     ``batcher`` : thread that uses the model and answers waiting queries in batches.
     """
 
@@ -123,12 +124,12 @@ class ServedRun:
     searcher: Searcher
     reads_texts: bool
     reads_photos: bool
-    attends: bool
+    has_attention: bool
     batcher: QueryBatcher[_RunQuery, _AnswerWithRemark]
 
-    def reads(self, query: Query | SplitImage) -> bool:
-        """Return whether the run can read a query. It can always read an image of the split, whose features are cached."""
-        return isinstance(query, SplitImage) or (self.reads_texts if isinstance(query, str) else self.reads_photos)
+    def reads(self, query: Query | SplitImageQuery) -> bool:
+        """Return whether the run can read a query. Every run can read an image of the split: its features are cached."""
+        return isinstance(query, SplitImageQuery) or (self.reads_texts if isinstance(query, str) else self.reads_photos)
 
 
 class ServedRuns:
@@ -139,7 +140,7 @@ class ServedRuns:
     ``runs`` : run folders.
     ``split`` : a split to search, several splits such as ``train,val``, or ``all``. None stands for ``test``,
         or for ``all`` in a data set without a split ``test``.
-    ``files`` : input files of each run.
+    ``files`` : for each run, the options that name its input files.
     ``options`` : options of the search.
     ``device`` : device of the models.
     """
@@ -170,7 +171,10 @@ class ServedRuns:
         return any(len(run.searcher.trained.split.pairs) for run in self.runs)
 
     def list_example_queries(self) -> list[str]:
-        """Return example queries: captions of the searched images or, if they have none, of the first run's training data."""
+        """Return captions of the searched images as example queries.
+
+        If these images have no captions, return captions of the first run's training data.
+        """
         trained = self.runs[0].searcher.trained
         images: Sequence[Image] = trained.split.pairs.images
         if not self.has_captions:
@@ -184,17 +188,17 @@ class ServedRuns:
         return list(dict.fromkeys(text for text in captions if len(text) <= _MAX_EXAMPLE_LENGTH))[:_N_EXAMPLES]
 
     def answer_query(
-        self, query: Query | SplitImage, k: int, start: int = 0, photo_finds: ItemKind = "captions"
+        self, query: Query | SplitImageQuery, k: int, start: int = 0, photo_hit_kind: ItemKind = "captions"
     ) -> list[RunAnswer]:
         """Return the answer of each run: ``k`` hits, best first. The first ``start`` hits, on earlier pages, are skipped.
 
-        A text finds images. An image of the split finds similar images. A photo finds ``photo_finds``, images or captions.
+        A text finds images. An image of the split finds similar images. A photo finds ``photo_hit_kind``, images or captions.
         Raises UnknownId if the image of the split does not exist. If a run fails, its answer contains the error.
         """
-        if isinstance(query, SplitImage):
+        if isinstance(query, SplitImageQuery):
             self.find_image(query.image_id)
-        finds = "images" if isinstance(query, str | SplitImage) else photo_finds
-        return [_answer_query(run, query, k, start, finds) for run in self.runs]
+        hit_kind = "images" if isinstance(query, str | SplitImageQuery) else photo_hit_kind
+        return [_answer_query(run, query, k, start, hit_kind) for run in self.runs]
 
     def find_image(self, image_id: int) -> Image:
         """Return the image with this id. Raises UnknownId if the split has no such image."""
@@ -235,7 +239,7 @@ class ServedRuns:
         rows = (pairs.caption_ids if by_photo else pairs.image_ids) == hit_id
         if not rows.any():
             raise UnknownId(f"the split {self.split!r} has no {'caption' if by_photo else 'image'} {hit_id}")
-        if not (run.attends and run.reads(query)):
+        if not (run.has_attention and run.reads(query)):
             raise UserError(f"{run.name} cannot show where it looked")
         row, searcher = int(rows.argmax()), run.searcher
         (attention,) = run.batcher.run(lambda: searcher.compute_attention(query, searcher.encode(query), [row]))
@@ -316,14 +320,14 @@ def _can_attend(searcher: Searcher) -> bool:
     return True
 
 
-def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int, finds: ItemKind) -> RunAnswer:
-    n_searched = run.searcher.count_items(finds == "captions")
+def _answer_query(run: ServedRun, query: Query | SplitImageQuery, k: int, start: int, hit_kind: ItemKind) -> RunAnswer:
+    n_searched = run.searcher.count_items(hit_kind == "captions")
     if not run.reads(query):
         what = "texts" if isinstance(query, str) else "photos"
         return RunAnswer(run.name, 0.0, n_searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
     started = time.perf_counter()
     try:
-        answer, remark = run.batcher.ask(_RunQuery(query, k, start, finds))
+        answer, remark = run.batcher.ask(_RunQuery(query, k, start, hit_kind))
     except UserError as error:
         return RunAnswer(run.name, time.perf_counter() - started, n_searched, error=str(error))
     return RunAnswer(
@@ -335,7 +339,7 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
         remark,
         n_ranked=answer.n_ranked,
         n_scored=answer.n_scored,
-        attends=run.attends and (isinstance(query, str) or finds == "captions"),
+        has_attention=run.has_attention and (isinstance(query, str) or hit_kind == "captions"),
     )
 
 
@@ -364,13 +368,13 @@ def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_Answe
 
 def _search_by_photo(searcher: Searcher, query: _RunQuery) -> SearchAnswer:
     """Return the answer of a run to a query that is a photo or an image of the split."""
-    if isinstance(query.query, SplitImage):
+    if isinstance(query.query, SplitImageQuery):
         rows = np.flatnonzero(searcher.trained.split.pairs.image_ids == query.query.image_id)
         if not len(rows):
             raise UserError(f"It has no features of image {query.query.image_id}.")
         row = int(rows[0])
         return searcher.find_similar_images(searcher.encode_image_of_split(row), query.k, query.start, row)
     encoded = searcher.encode(query.query)
-    if query.finds == "images":
+    if query.hit_kind == "images":
         return searcher.find_similar_images(encoded, query.k, query.start)
     return searcher.answer(True, encoded, query.k, query.start)

@@ -22,7 +22,7 @@ from vse.training.serve.page import (
     PHOTO_SLOTS,
     ItemKind,
     PageRequest,
-    SplitImage,
+    SplitImageQuery,
     TooManyLargePhotos,
     UploadedPhotos,
     build_answer_json,
@@ -192,7 +192,7 @@ class _SearchPage:
         request = self._read_request()
         if request.query_kind == "photo":
             return self._answer_photo(request, self._uploads.find(request.query_value))
-        query = SplitImage(int(request.query_value)) if request.query_kind == "like" else request.query_value
+        query = SplitImageQuery(int(request.query_value)) if request.query_kind == "like" else request.query_value
         return self._answer(request, query)
 
     def answer_upload(self) -> flask.Response | str:
@@ -226,17 +226,17 @@ class _SearchPage:
 
     def _read_request(self, photo_key: str | None = None) -> PageRequest:
         arguments = {**flask.request.args.to_dict(), **flask.request.form.to_dict()}
-        default_finds: ItemKind = "captions" if self._served.has_captions else "images"
-        return read_page_request(arguments, self._settings.n_results, default_finds, photo_key)
+        default_hit_kind: ItemKind = "captions" if self._served.has_captions else "images"
+        return read_page_request(arguments, self._settings.n_results, default_hit_kind, photo_key)
 
     def _answer_photo(self, request: PageRequest, content: bytes) -> flask.Response | str:
         with PHOTO_SLOTS:
             return self._answer(request, read_upload(content, self._settings.max_pixels))
 
-    def _answer(self, request: PageRequest, query: Query | SplitImage) -> flask.Response | str:
+    def _answer(self, request: PageRequest, query: Query | SplitImageQuery) -> flask.Response | str:
         arguments, served, form = flask.request.args, self._served, _read_answer_format()
         text = query if isinstance(query, str) else ""
-        if ("run" in arguments or "hit" in arguments) and not isinstance(query, SplitImage):
+        if ("run" in arguments or "hit" in arguments) and not isinstance(query, SplitImageQuery):
             index, hit_id = read_number(arguments, "run", 0, 2**31), read_id(arguments, "hit")
             attention = served.compute_attention(index, query, hit_id)
             if form == "json":
@@ -247,7 +247,7 @@ class _SearchPage:
                 if form == "part"
                 else self.render(attention=fields, text=text)
             )
-        answers = served.answer_query(query, request.k, request.start, request.finds)
+        answers = served.answer_query(query, request.k, request.start, request.hit_kind)
         if form == "json":
             return flask.jsonify(build_answer_json(answers, **_describe_query(query), **self._facts))
         return self.render(results=build_results(served.dataset, request, query, answers, served.has_captions), text=text)
@@ -268,9 +268,9 @@ def _read_answer_format() -> str:
     return form if form in ("part", "json") else "page"
 
 
-def _describe_query(query: Query | SplitImage) -> dict[str, Any]:
+def _describe_query(query: Query | SplitImageQuery) -> dict[str, Any]:
     """Return the fields that describe the query in a JSON answer."""
-    if isinstance(query, SplitImage):
+    if isinstance(query, SplitImageQuery):
         return {"like": query.image_id}
     return {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
 

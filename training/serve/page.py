@@ -16,7 +16,7 @@ from PIL import Image
 from werkzeug.exceptions import BadRequest
 
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, draw_attention
-from vse.eval.report.pages import jpeg_source, small_jpeg
+from vse.eval.report.pages import jpeg_data_uri, small_jpeg
 from vse.eval.search.top_k import Attention, SearchHit
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.dataset import Image as DatasetImage
@@ -31,8 +31,8 @@ from vse.pipeline.files.images import (
 from vse.training.use.model import Query
 
 
-class SplitImage(NamedTuple):
-    """A query by an image of the split. It finds similar images."""
+class SplitImageQuery(NamedTuple):
+    """A query for images that are similar to an image of the split."""
 
     image_id: int
 
@@ -48,7 +48,7 @@ class RunAnswer:
     ``remark`` : message about words that are unknown to the run, or empty.
     ``n_ranked`` : number of items on all pages of results: all searched items, or the candidates that a fast search chose.
     ``n_scored`` : number of items that the model scored pair by pair; None if only vectors were compared.
-    ``attends`` : True if the page can display the attention between the query and a hit.
+    ``has_attention`` : True if the page can display the attention between the query and a hit.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RunAnswer:
     error: str = ""
     n_ranked: int = 0
     n_scored: int | None = None
-    attends: bool = False
+    has_attention: bool = False
 
 
 def build_answer_json(answers: Sequence[RunAnswer], **facts: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class PageRequest:
 
     ``query_kind``, ``query_value`` : name and value of the parameter with the query: ``q`` for a text, ``photo`` for the key
         of a stored upload, ``like`` for the id of an image.
-    ``finds`` : items to find, ``images`` or ``captions``. A text and an image of the split always find images.
+    ``hit_kind`` : kind of the hits, ``images`` or ``captions``. A text and an image of the split always find images.
     ``k`` : number of results on a page.
     ``page`` : number of the page, from 1.
     ``default_k`` : number of results on a page if the address does not contain ``k``.
@@ -130,7 +130,7 @@ class PageRequest:
 
     query_kind: QueryKind
     query_value: str
-    finds: ItemKind
+    hit_kind: ItemKind
     k: int
     page: int = 1
     default_k: int = 10
@@ -144,7 +144,7 @@ class PageRequest:
         """Return the address of this page of results, with further parameters."""
         fields: dict[str, object] = {self.query_kind: self.query_value}
         if self.query_kind == "photo":
-            fields["find"] = self.finds
+            fields["find"] = self.hit_kind
         if self.k != self.default_k:
             fields["k"] = self.k
         if self.page > 1:
@@ -155,27 +155,27 @@ class PageRequest:
         """Return the address of another page of the results."""
         return replace(self, page=page).build_address()
 
-    def build_first_page_address(self, finds: ItemKind) -> str:
-        """Return the address of the first page of results when the same query searches for ``finds`` (images or captions)."""
-        return replace(self, finds=finds, page=1).build_address()
+    def build_first_page_address(self, hit_kind: ItemKind) -> str:
+        """Return the address of the first page of results of the same query with another kind of hits."""
+        return replace(self, hit_kind=hit_kind, page=1).build_address()
 
 
 def read_page_request(
-    arguments: Mapping[str, str], default_k: int, default_finds: ItemKind, photo_key: str | None = None
+    arguments: Mapping[str, str], default_k: int, default_hit_kind: ItemKind, photo_key: str | None = None
 ) -> PageRequest:
     """Read the search from the parameters of an address. Raises BadRequest if a parameter is invalid.
 
-    ``default_finds`` : kind of items that a photo finds if the parameter ``find`` is missing.
+    ``default_hit_kind`` : kind of the hits for a photo if the parameter ``find`` is missing.
     ``photo_key`` : key of the photo that was uploaded with the request and is the query; None without an upload.
     """
     k = read_number(arguments, "k", 1, MAX_RESULTS, default_k)
     page = read_number(arguments, "page", 1, _MAX_PAGE, 1)
     key = arguments.get("photo", "") if photo_key is None else photo_key
     if photo_key is not None or key:
-        finds = arguments.get("find", default_finds)
-        if finds not in ("images", "captions"):
+        hit_kind = arguments.get("find", default_hit_kind)
+        if hit_kind not in ("images", "captions"):
             raise BadRequest("find must be images or captions")
-        return PageRequest("photo", key, "images" if finds == "images" else "captions", k, page, default_k)
+        return PageRequest("photo", key, "images" if hit_kind == "images" else "captions", k, page, default_k)
     if "like" in arguments:
         return PageRequest("like", str(read_id(arguments, "like")), "images", k, page, default_k)
     text = arguments.get("q", "").strip()
@@ -279,7 +279,7 @@ _CAPTIONS_PER_IMAGE = 2
 
 
 def build_results(
-    dataset: Dataset, request: PageRequest, query: Query | SplitImage, answers: Sequence[RunAnswer], has_captions: bool
+    dataset: Dataset, request: PageRequest, query: Query | SplitImageQuery, answers: Sequence[RunAnswer], has_captions: bool
 ) -> dict[str, Any]:
     """Return the fields of a page with results: the heading, a column for each run, and links to the next and previous page.
 
@@ -288,7 +288,7 @@ def build_results(
     has_more = request.start + request.k < max(answer.n_ranked for answer in answers)
     return {
         **_build_heading(dataset, request, query, has_captions),
-        "finds": request.finds,
+        "hit_kind": request.hit_kind,
         "page": request.page,
         "columns": _build_columns(dataset, request, answers),
         "previous": request.build_page_address(request.page - 1) if request.page > 1 else "",
@@ -299,9 +299,9 @@ def build_results(
 def build_attention(query: Query, attention: Attention, run_name: str, hit_id: int) -> dict[str, Any]:
     """Return the fields of a drawing of attention over a photo.
 
-    If the query is a text, the photo is the image that it found, with the id ``hit_id``. Otherwise, the photo is the query.
+    If the query is a text, the photo is the found image, with the id ``hit_id``. Otherwise, the photo is the query.
     """
-    source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
+    source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_data_uri(small_jpeg(query, SMALL_PHOTO_SIDE))
     return {
         "drawing": draw_attention("look", [attention]),
         "source": source,
@@ -322,21 +322,23 @@ def build_image(dataset: Dataset, image: DatasetImage) -> dict[str, Any]:
     }
 
 
-def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitImage, has_captions: bool) -> dict[str, Any]:
+def _build_heading(
+    dataset: Dataset, request: PageRequest, query: Query | SplitImageQuery, has_captions: bool
+) -> dict[str, Any]:
     """Return the fields of the heading: title, query as text or small photo, and for a photo links to captions and images."""
     if isinstance(query, str):
         return {"text": query, "title": query, "source": "", "choices": []}
-    if isinstance(query, SplitImage):
+    if isinstance(query, SplitImageQuery):
         image = dataset.find_image(query.image_id)
         name = image.file if image else f"image {query.image_id}"
         source = f"/photo/{query.image_id}" if dataset.has_image_files else ""
         return {"text": "", "title": f"Images like {name}", "source": source, "choices": []}
     names: dict[ItemKind, str] = {"captions": "Captions", "images": "Similar images"}
-    choices = [(name, request.build_first_page_address(kind), kind == request.finds) for kind, name in names.items()]
+    choices = [(name, request.build_first_page_address(kind), kind == request.hit_kind) for kind, name in names.items()]
     return {
         "text": "",
-        "title": "Captions for your photograph" if request.finds == "captions" else "Images like your photograph",
-        "source": jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE)),
+        "title": "Captions for your photograph" if request.hit_kind == "captions" else "Images like your photograph",
+        "source": jpeg_data_uri(small_jpeg(query, SMALL_PHOTO_SIDE)),
         "choices": choices if has_captions else [],
     }
 
@@ -354,7 +356,7 @@ def _build_columns(dataset: Dataset, request: PageRequest, answers: Sequence[Run
                 for other, other_ranks in enumerate(ranks)
                 if other != index and hit_id in other_ranks
             ]
-            has_look = answer.attends and dataset.has_image_files
+            has_look = answer.has_attention and dataset.has_image_files
             cards.append(
                 {
                     "rank": rank,

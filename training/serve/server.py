@@ -55,9 +55,9 @@ class ConnectionLimits:
     ``idle_timeout_s`` : time limit of three waits: until a byte is sent or received, until a request header is complete, and
         until the client closes the connection after the last response.
     ``request_timeout_s`` : time limit for sending a request, and for reading a response.
-    ``refused_timeout_s`` : time limit for sending a request header on an extra connection, and for a silence of the client
-        after the last response.
-    ``max_bodies`` : limit on the bytes of all request bodies in memory, in units of the largest accepted body.
+    ``refused_timeout_s`` : time limit for sending a request header on an extra connection, and for a pause between data from
+        the client after the last response.
+    ``max_bodies`` : limit on the bytes of all request bodies in memory, as a multiple of the largest accepted body.
     ``stop_grace_s`` : seconds from a signal to stop until pending requests are refused.
     """
 
@@ -138,7 +138,10 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return (_RefusalTask if refused else ErrorTask)(channel, request)
 
     def accept_or_find_refusal(self, request: Any) -> Error | None:
-        """Return the reason to refuse a request with this header. None accepts the request, whose body then counts as held."""
+        """Return the error for a request that must be refused, or None for an accepted request.
+
+        The header of the request has arrived, but not its body. If accepted, the size of the body is added to the held bytes.
+        """
         if self.server.is_stopping or self.is_over_limit:
             return _BusyError(_STOPPING_MESSAGE if self.server.is_stopping else _TOO_MANY_CONNECTIONS_MESSAGE)
         if self.server.count_requests() >= self.server.limits.max_requests:
@@ -162,7 +165,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return self.drain_start is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send pending data. After the last response, close only the sending side, so that the client can still read it."""
+        """Send pending data. After the last response, close only the sending direction, so that the client can read on."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
@@ -330,7 +333,7 @@ class PageServer:
             channel.close_now()
 
     def stop(self) -> None:
-        """End :meth:`run` soon, or at once at the second call. Other threads and signal handlers may call this method."""
+        """End :meth:`run` soon. A second call ends it at once. Other threads and signal handlers may call this method."""
         self._stop_time = time.monotonic() + (self.limits.stop_grace_s if self._stop_time is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()

@@ -40,7 +40,7 @@ def collect_results(
     """Return the results of a run as dicts, without the metrics of single folds.
 
     The results are read from ``files``. Without files, the embeddings of the test split in the run folder are
-    evaluated if they are from this training. Raises UserError if a file is the result of another experiment or seed.
+    evaluated, if this training wrote them. Raises UserError if a file is the result of another experiment or seed.
     """
     for file in files:
         result, seed = read_result(file), record["seed"]
@@ -84,6 +84,8 @@ def render_card(
 ) -> str:
     """Return the text of the model card.
 
+    ``experiment`` : settings of the packed run.
+    ``config`` : content of ``config.json`` of the packed model.
     ``name`` : name of the model, for the title and the commands.
     ``features`` : description of each feature, by its key in ``run.json``, such as ``caption_features``.
     ``notes`` : text of the author, in Markdown.

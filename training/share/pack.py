@@ -48,13 +48,14 @@ from vse.training.use.open_run import find_unfinished_state
 
 log = logging.getLogger(__name__)
 
-_LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of a cache's provenance that are only valid on this machine
+# Keys of a cache's provenance whose values are only valid on this machine
+_LOCAL_PROVENANCE_KEYS = ("device", "encoder", "backbone_run")
 
 
 def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
     """Return the description of an image feature for a packed model. With ``with_network``, also write its CNN to ``out``.
 
-    If the weights of the CNN are not on this machine, a warning is logged or, if they are to be written, UserError is raised.
+    If the weights of the CNN are not on this machine, a warning is logged. With ``with_network``, UserError is raised instead.
     For a feature that no CNN computed, a warning is logged and no network is written.
     """
     if cache.provenance.get("config", {}).get("extractor") != "cnn":
@@ -122,7 +123,7 @@ def _describe_feature(cache: FeatureCache, changes: Mapping[str, Any]) -> Featur
     ``changes`` : new values for some keys of the feature's provenance.
     """
     description = describe_feature(cache)
-    provenance = {name: value for name, value in description.provenance.items() if name not in _LOCAL_NOTES}
+    provenance = {name: value for name, value in description.provenance.items() if name not in _LOCAL_PROVENANCE_KEYS}
     if "imported" in provenance:
         provenance["imported"] = {"layout": provenance["imported"].get("layout")}
     if "weights" in provenance:
@@ -137,7 +138,7 @@ def _save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 # Entries of run.json that name files of this machine. ``made`` has the date and the command.
-_LOCAL_ENTRIES = ("captions", "start_from", "words", "files", "features", "eval_features", "caption_features", "made")
+_LOCAL_RECORD_KEYS = ("captions", "start_from", "words", "files", "features", "eval_features", "caption_features", "made")
 
 
 def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
@@ -247,14 +248,14 @@ def _select_packed_settings(experiment: ExperimentConfig) -> dict[str, Any]:
 
 
 def _select_packed_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a run without names of local files and without the user's command."""
+    """Return the record (``run.json``) of a run without names of local files and without the user's command."""
     made = record.get("made", {})
-    kept = {name: value for name, value in record.items() if name not in _LOCAL_ENTRIES}
+    kept = {name: value for name, value in record.items() if name not in _LOCAL_RECORD_KEYS}
     return {**kept, "made": {name: made[name] for name in ("date", "code") if name in made}}
 
 
 def _build_feature_entry(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the entry of a feature in the record of a packed model. Unlike in ``run.json``, it has no path of a cache."""
+    """Return the entry of a feature in the record of a packed model. Unlike in ``run.json``, it names no cache file."""
     identity = feature.build_rowless_cache(Path(CONFIG_FILE_NAME)).extractor_identity
     entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
     return {**entry, "description": feature.model_dump(mode="json")}

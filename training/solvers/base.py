@@ -58,7 +58,7 @@ NEGATIVE_COLUMNS = (
 
 
 class HardNegatives:
-    """A table of the hardest negatives: ``n`` rows for each epoch and each kind of query (image or caption).
+    """A table of the hardest negatives of each epoch, for images as queries and for captions as queries.
 
     ``imgid`` is the id of an image, ``sentid`` the id of a caption. If the query is the image ``imgid``, its negative is the
     caption ``negative_sentid``. If the query is the caption ``sentid``, its negative is the image ``negative_imgid``, and
@@ -241,7 +241,7 @@ class Solver(ABC):
 
     @contextmanager
     def validation_context(self, save: Callable[[], None]) -> Iterator[None]:
-        """Let a signal, such as Ctrl-C, end the caller's ``with`` block at once. In it, the model has its validation weights.
+        """Give the model its validation weights in the caller's ``with`` block. A signal such as Ctrl-C ends it at once.
 
         After a signal, ``save`` writes a checkpoint, and Interrupted is raised. A resume repeats the validation.
         """

@@ -86,8 +86,8 @@ def compute_canonical_directions(
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
     directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
-    First, ``regularization`` times the mean of its diagonal is added to the diagonal of the covariance matrix of images, and
-    likewise for captions. Raises UserError if one of these matrices is then still singular.
+    First, the diagonal of the covariance matrix of images is increased by ``regularization`` times the mean of this diagonal,
+    and likewise for captions. Raises UserError if one of these matrices is then still singular.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -155,7 +155,7 @@ class GridSearchSolver(Solver):
 
     @abstractmethod
     def iterate_pair_blocks(self) -> Iterator[PairBlock]:
-        """Yield all training pairs in blocks: vectors of images and captions, and each caption's image in the block."""
+        """Yield all training pairs in blocks: image vectors, caption vectors, and the position of each caption's image."""
 
     @cached_property
     def covariances(self) -> Covariances:

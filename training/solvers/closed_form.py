@@ -38,7 +38,7 @@ from vse.training.solvers.cca import (
 
 log = logging.getLogger(__name__)
 
-MappedSide = Literal["captions", "images", "both"]
+MappedVectors = Literal["captions", "images", "both"]
 _PAIRS_PER_BLOCK = 1024
 
 
@@ -70,7 +70,7 @@ class RidgeSettings(SolverSettings):
     name: Literal["ridge"] = "ridge"
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
-    maps: MappedSide = Field(
+    maps: MappedVectors = Field(
         "captions",
         description="captions: map captions into the space of images; images: map images into the space of captions; both: "
         "both maps",
@@ -97,10 +97,10 @@ class RidgeSolver(ClosedFormSolver):
             )
         self._layers = [layer for layer in layers if layer is not None]
         super().__init__("ridge", task, [{"regularization": value} for value in settings.regularization])
-        self._mapped_side = settings.maps
+        self._mapped_vectors = settings.maps
 
     def fit(self, point: GridPoint) -> None:
-        maps = fit_ridge_maps(self.covariances, self._mapped_side, point["regularization"])
+        maps = fit_ridge_maps(self.covariances, self._mapped_vectors, point["regularization"])
         reduced = reduce_or_pad_maps(*maps, self.covariances, self.model.dim)
         means = self.covariances.mean_x, self.covariances.mean_y
         for layer, mean, weights in zip(self._layers, means, reduced, strict=True):
@@ -108,7 +108,7 @@ class RidgeSolver(ClosedFormSolver):
             layer.bias.copy_(torch.from_numpy(-weights @ mean))
 
 
-def fit_ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[FloatArray, FloatArray]:
+def fit_ridge_maps(statistics: Covariances, maps: MappedVectors, regularization: float) -> tuple[FloatArray, FloatArray]:
     """Return two matrices, (dim, dim_x) and (dim, dim_y), that map centred image and caption vectors into a common space.
 
     ``maps`` names the vectors that the regression maps: ``captions``, ``images`` or ``both`` (see :class:`RidgeSettings`).
@@ -153,9 +153,10 @@ def _solve_ridge_regression(cross_covariance: FloatArray, covariance: FloatArray
 class CsaSettings(SolverSettings):
     """Canonical similarity analysis (Li, Chinchali and Topcu, ICLR 2025).
 
-    A and B are the s most correlated canonical directions of CCA, and r their correlations. The similarity of an image x and a
-    caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|). The correlations weight the product, but not the norms. The image
-    encoder is ``weighted``, which scales A x to unit length and multiplies it by r.
+    The matrices A and B project images and captions on the s most correlated canonical directions of CCA. r_i are the
+    correlations. The similarity of a centred image x and caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|). The
+    correlations weight the product, but not the norms. The image encoder is ``weighted``, which scales A x to unit length and
+    multiplies dimension i by r_i.
     """
 
     name: Literal["csa"] = "csa"
@@ -176,7 +177,7 @@ class CsaSettings(SolverSettings):
 
 
 class CsaSolver(ClosedFormSolver):
-    """Canonical similarity analysis, with one epoch for each regularization and number of directions."""
+    """Canonical similarity analysis, with one epoch for each combination of ``regularization`` and ``directions``."""
 
     def __init__(self, task: RetrievalTask, settings: CsaSettings) -> None:
         images, captions = task.model.image_encoder, task.model.caption_encoder.single_linear_layer()
@@ -231,7 +232,7 @@ class AsifSettings(SolverSettings):
 
 
 class AsifSolver(ClosedFormSolver):
-    """ASIF, with one epoch for each k and power."""
+    """The solver of :class:`AsifSettings`, with one epoch for each combination of the settings ``k`` and ``power``."""
 
     def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
         encoders = [task.model.image_encoder, task.model.caption_encoder]

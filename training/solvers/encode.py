@@ -91,12 +91,12 @@ def pool_sets(embeddings: PackedEmbeddings, factor: int) -> PackedEmbeddings:
     return PackedEmbeddings(torch.cat(parts), torch.tensor(lengths))
 
 
-def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
-    """Return the content of an embeddings file, by the fields of :class:`vse.eval.files.split.Embeddings`.
+def build_embeddings_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
+    """Return the vectors and their ``similarity``, by the fields of :class:`vse.eval.files.split.Embeddings`.
 
-    The content is the name of a similarity, and one vector for each image and caption. If the model scores every pair, these
-    are the means of sets, ``pooled_images`` and ``pooled_captions``. Captions that the model embeds as single vectors are
-    also in ``captions``. Fields without content are None.
+    If the model compares single vectors, ``images`` and ``captions`` are the embeddings. If the model must score every pair,
+    ``pooled_images`` and ``pooled_captions`` have a single vector for each image and caption, see :func:`pool_embeddings`.
+    ``captions`` is then set only if the model embeds captions as single vectors. Fields without content are None.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
@@ -127,7 +127,7 @@ class PairScores:
     a multiple of 4. All tiles of captions of one width have the same shape. The arithmetic of a pair then does not depend on
     the other pairs of its tile, as :func:`ranks_from_blocks` requires.
 
-    ``has_directions`` : True if the score of a pair depends on the direction of the search.
+    ``depends_on_direction`` : True if the score of a pair depends on the direction of the search.
     """
 
     def __init__(self, model: Model, images: PackedEmbeddings, captions: PackedEmbeddings, precision: str = "fp32") -> None:
@@ -145,7 +145,7 @@ class PairScores:
         first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
             scores = model.similarity(*(self._build_tile(side, first, 1, None) for side in (images, captions)))
-        self.has_directions = isinstance(scores, tuple)
+        self.depends_on_direction = isinstance(scores, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the scores of the images ``rows`` with the captions ``columns`` (None: all), on the CPU.
@@ -164,7 +164,7 @@ class PairScores:
         """
         n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, MAX_TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
-        if not self.has_directions:
+        if not self.depends_on_direction:
             return i2t, None
         return i2t, ScoreBlocks(n_images, image_of_caption, MAX_TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
 
@@ -181,10 +181,9 @@ class PairScores:
         return i2t.cpu(), t2i.cpu()
 
     def _iterate_tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
-        """Yield tiles of the captions ``indices``.
+        """Yield the captions of each tile, as positions in ``indices``, and the shape of the tile.
 
-        A tile is three values: the positions of its captions in ``indices``, and after padding, the number of captions and the
-        number of vectors of each caption.
+        The shape is the number of captions in the tile and the number of vectors of each caption, both with padding.
         """
         widths = self._caption_widths[indices]
         for width in sorted(set(widths.tolist())):
@@ -203,7 +202,8 @@ class PairScores:
     def _build_tile(self, embeddings: PackedEmbeddings, indices: Tensor, size: int, width: int | None) -> BatchVectors:
         """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
 
-        Copies of the first embedding pad the tile to ``size`` embeddings. Zeros pad each set to ``width`` vectors.
+        Copies of the first embedding pad the tile to ``size`` embeddings. Zeros pad each set to ``width`` vectors
+        (None: to the largest set).
         """
         rows = embeddings.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)
@@ -250,8 +250,8 @@ def score_with_bank(
     of ``bank_split``, drawn with the seed 0, and all captions of these images. The result is two fields of an embeddings file:
     ``bank_scores_images`` (len(images), n_bank_captions) and ``bank_scores_captions`` (len(captions), n_bank_images).
 
-    ``pool_regions`` : divisor of the number of regions of a bank image, which :func:`pool_sets` merges; None: all regions.
-        ``images`` must already be pooled by this factor.
+    ``pool_regions`` : factor by which :func:`pool_sets` reduces the number of regions of each bank image; None: not reduced.
+        ``images`` must already be reduced by this factor.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(bank_split.pairs.images))[:n_images])
     caption_rows = np.flatnonzero(np.isin(bank_split.pairs.image_indices, rows))

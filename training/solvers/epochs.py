@@ -71,7 +71,7 @@ class GradientSolver(Solver):
         """Return additional metrics for the epoch's row of ``metrics.csv``."""
         return {}
 
-    def watched_losses(self) -> list[tuple[float, str, str]]:
+    def list_losses_that_must_be_finite(self) -> list[tuple[float, str, str]]:
         """Return each loss that must be finite, with its name and advice for a user whose loss is not finite.
 
         The first loss is the mean loss per pair of the current epoch so far.
@@ -232,7 +232,7 @@ class GradientSolver(Solver):
 
     def _read_finite_mean_loss(self) -> float:
         """Return the epoch's mean loss so far. Raises :class:`TrainingFailed` if the training has diverged."""
-        watched = self.watched_losses()
+        watched = self.list_losses_that_must_be_finite()
         for value, name, cure in watched:
             if not np.isfinite(value):
                 raise TrainingFailed(

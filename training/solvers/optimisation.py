@@ -77,7 +77,7 @@ class AveragedWeights:
 
 
 class Schedule:
-    """A schedule of learning rates and frozen parts. A part is a module of the model, by its dotted name.
+    """A schedule of learning rates and frozen parts. Parts are modules of the model, named by their dotted names.
 
     Raises UserError if the settings name an unknown part, or leave nothing to train in the first epoch.
     """

@@ -133,13 +133,13 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self.hard_negatives.end_epoch()
         self._adversary_metric_sums = {}
 
-    def watched_losses(self) -> list[tuple[float, str, str]]:
+    def list_losses_that_must_be_finite(self) -> list[tuple[float, str, str]]:
         adversary_loss = (
             float(self._adversary_metric_sums.get("loss", 0.0)),
             "the adversary's loss",
             "a lower adversary.learning_rate",
         )
-        return [*super().watched_losses(), adversary_loss]
+        return [*super().list_losses_that_must_be_finite(), adversary_loss]
 
     def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.

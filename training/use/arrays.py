@@ -18,7 +18,7 @@ from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.progress import progress_bar
 from vse.training.data.pairs import CaptionsEncodedOnRead, RetrievalSplit
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, add_full_mask, pack_embeddings
-from vse.training.solvers.encode import PairScores, build_vector_fields
+from vse.training.solvers.encode import PairScores, build_embeddings_fields
 from vse.training.use.model import QueryEncoder, TrainedRun, load_run
 
 DEFAULT_BATCH_SIZE = 512
@@ -28,7 +28,7 @@ class ArrayFeatures:
     """Vectors in memory as inputs of a model.
 
     ``vectors`` : (n, dim), or sets of vectors (n, n_vectors, dim).
-    ``rows`` : row of ``vectors`` for each index of an image or caption.
+    ``rows`` : for each image (or each caption), its row in ``vectors``.
     """
 
     def __init__(self, vectors: Vectors, rows: NDArray[np.int64], device: torch.device) -> None:
@@ -54,7 +54,7 @@ class ArrayEncoder:
         self.trained, self.query_encoder = trained, query_encoder
 
     def find_imported_dim(self, of_captions: bool) -> int | None:
-        """Return the length of the vectors that the run reads, if another program computed them; otherwise return None.
+        """Return the length of the feature vectors that the run reads. Return None if vse computed these vectors.
 
         ``of_captions`` : True for caption vectors, False for image vectors. If the run reads captions as words, the result
             for captions is None.
@@ -146,7 +146,7 @@ class ArrayEncoder:
             split="test",
             experiment=trained.experiment.name,
             seed=trained.record["seed"],
-            **build_vector_fields(trained.model, images, captions),
+            **build_embeddings_fields(trained.model, images, captions),
             **scores,
         )
 

@@ -114,7 +114,7 @@ def compute_query_attention(
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
 
-    The attention is None if the photo cannot be read, or if the boxes of its regions are not known.
+    The attention for a hit is None if the photo cannot be read, or if the boxes of its regions are not known.
     """
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
@@ -155,8 +155,8 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     """Open a run to compute attention for a report on ``embeddings``, a file that the run wrote.
 
     Returns None if ``run`` is not a run folder, or if the model has no attention. Raises UserError if the run cannot be loaded
-    or does not fit the embeddings. The opened run computes the attention between an image and a caption with given ids, or
-    returns None if an id is unknown.
+    or does not fit the embeddings. The opened run computes the attention for pairs of an image id and a caption id. The result
+    for a pair with an unknown id is None.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():

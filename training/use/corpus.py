@@ -46,7 +46,7 @@ class SearchTarget:
     ``compute_vectors`` : function that returns the embeddings of the items, (n, dim).
     ``describe_source`` : function that returns everything on which the embeddings depend, such as the hash of the weights. An
         index file records the result.
-    ``is_in_dataset`` : True if the items are in ``dataset.json``.
+    ``is_in_dataset`` : True if the items are in the run's ``dataset.json``.
     """
 
     item_type: str
@@ -57,7 +57,7 @@ class SearchTarget:
     is_in_dataset: bool = True
 
     def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
-        """Return the same items with one more number in each vector, which lowers the scores of hubs.
+        """Return the same items with one additional number in each vector. This number lowers the scores of hubs.
 
         Hubs are items that rank high for many queries, see :class:`StoredCorrection`.
         """
@@ -190,7 +190,7 @@ def embed_and_pool_items(
 def find_vector_similarity(trained: TrainedRun) -> str:
     """Return the name of the similarity by which a search compares vectors, such as ``cosine`` or ``order``.
 
-    For a model that scores pairs, it is ``cosine``. Vectors then serve only to choose the candidates to score.
+    For a model that scores pairs, the name is ``cosine``: the vectors only choose the candidates that the model scores.
     """
     return trained.model.config.similarity.ranking_similarity or "cosine"
 

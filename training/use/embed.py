@@ -32,7 +32,7 @@ from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, build_cache
 from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import build_identity, check_recorded_data, describe_data_differences
-from vse.pipeline.dataset.languages import encode_languages
+from vse.pipeline.dataset.languages import build_language_fields
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
@@ -41,7 +41,7 @@ from vse.training.models.similarities.todnet import require_shortlist_similarity
 from vse.training.options import EmbedRequest, RunInputOptions
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import count_leaked_images
-from vse.training.solvers.encode import PairScores, build_vector_fields, encode_split, pool_sets, score_with_bank
+from vse.training.solvers.encode import PairScores, build_embeddings_fields, encode_split, pool_sets, score_with_bank
 from vse.training.use.localise import save_phrase_scores, save_sentence_scores
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, find_unfinished_state, open_run, read_recorded_identity
@@ -70,7 +70,7 @@ def embed_split(
     ``out`` : by default ``<split>.h5`` in the run folder, or ``<dataset>_<split>.h5`` for another data set than the training
         data. ``_sentences``, ``_last``, ``_pooled_<pool_regions>`` or ``_shortlist`` follows the split if the option is set.
     ``files`` : files that replace those that the run names. ``allow_unfinished`` : accept a run whose training did not finish.
-    ``allow_leak`` : whether the run may have been trained on images of the split. Without it, such images are a UserError.
+    ``allow_leak`` : accept a run that was trained on images of the split; otherwise such images raise UserError.
     ``sentences`` : for a run that localises phrases: write the scores of captions with images.
     ``last_epoch`` : use the weights of the last epoch.
     ``pool_regions`` : mean number of similar regions of an image that are averaged to one vector
@@ -169,8 +169,8 @@ def embed_split(
         trained_on=trained.other_training_data_name,
         fold=trained.dataset.fold or None,
         coco_ids=None if shortlist else pairs.coco_ids,  # with COCO ids, vse-eval would run protocols that need all scores
-        **encode_languages(pairs.caption_languages),
-        **build_vector_fields(trained.model, images, captions),
+        **build_language_fields(pairs.caption_languages),
+        **build_embeddings_fields(trained.model, images, captions),
         **bank_scores,
         **trained.find_photo_and_caption_hashes(pairs.images),
     )
@@ -195,7 +195,7 @@ def _record_changed_option(provenance: dict[str, Any], option: str, default: str
 def _choose_path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     """Return ``<dataset>_<name>`` in the run folder, the default output file for data that the run was not trained on.
 
-    If this file exists but has the embeddings of another data set of this name, a checksum is added to the data set's name.
+    If this file exists and has the embeddings of other data of the same name, a checksum is added to the data set's name.
     """
     out = opened.folder.path / f"{opened.dataset_label}_{name}"
     existing = read_recorded_identity(out) if out.is_file() else None
@@ -323,8 +323,9 @@ def _write_caches(
 ) -> list[Path]:
     """Write the image cache and the caption cache, and return their paths.
 
-    ``rows`` has the vectors by id, and ``backbone`` is the model that computed them. ``skipped`` has the reason why an image
-    may lack a vector, by image id. Raises UserError if another image, or a caption of another image, lacks a vector.
+    ``rows`` has the vectors by image id and by caption id. ``backbone`` is the model that computed them. ``skipped`` has the
+    ids of images that may lack a vector, each with the reason. The captions of these images may lack a vector, too. Raises
+    UserError if any other image or caption lacks a vector.
     """
     skipped_images = [image for image in dataset.images if image.imgid in skipped]
     skipped_captions = {c.sentid: skipped[image.imgid] for image in skipped_images for c in image.captions}

@@ -110,7 +110,9 @@ def save_sentence_scores(
     files: RunInputOptions = RunInputOptions(),
     leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
+    """Write the score of each caption of a split with each image, and return ``out``.
+
+    The score of a caption is computed from the scores of its phrases.
 
     ``leak_entry`` : provenance entry with the number of images of the split that were training images; empty without any.
     """

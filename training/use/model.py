@@ -70,8 +70,8 @@ def load_run(
 ) -> TrainedRun:
     """Load a trained run or a packed model, and the images and captions of a split as inputs of the model.
 
-    ``split`` may name several splits, such as ``train,val``; None loads all splits. ``files`` replace the files that the run
-    names. Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
+    ``split`` may name several splits, such as ``train,val``; None loads all splits. ``files`` : options with input files that
+    replace the files that the run names. Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
@@ -81,8 +81,8 @@ def load_opened_run(
 ) -> TrainedRun:
     """Load the model of an opened run, and the images and captions of a split as inputs of the model.
 
-    ``split`` may name several splits, such as ``train,val``; None loads all splits. ``files`` replace the files that the run
-    names. The model has the best weights or, with ``last_epoch``, the weights of the last epoch.
+    ``split`` may name several splits, such as ``train,val``; None loads all splits. ``files`` : options with input files that
+    replace the files that the run names. The model has the best weights or, with ``last_epoch``, those of the last epoch.
     """
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.image_cache, opened.caption_cache
@@ -139,10 +139,10 @@ def load_opened_run(
 
 
 def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | None) -> TrainedRun | None:
-    """Load the backbone, the run whose embeddings are the features in ``cache``; return None if there is no such run.
+    """Load the run whose embeddings are the features in ``cache`` (the backbone). Return None if no run computed the features.
 
     ``trained`` : run that reads the cache.
-    ``split`` : split to load; None: all splits.
+    ``split`` : split to load for the backbone; None: all splits.
 
     Raises UserError if the cache does not name the folder of the backbone, or if the weights in this folder have changed.
     """
@@ -214,7 +214,7 @@ class QueryEncoder:
         return self._embed_features(self._photo_backbone_encoder.encode(query), self._trained.model.embed_images)
 
     def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
-        """Return the embedding of each query, or the error that :meth:`encode` raises for the query.
+        """Return the embedding of each query, or the error that :meth:`encode` would raise for the query.
 
         Texts are encoded in groups if their embeddings stay bit-identical (:attr:`encodes_texts_together`).
         """
@@ -244,8 +244,8 @@ class QueryEncoder:
         """True if the embedding of a text is bit-identical when it is encoded alone and in a group of texts.
 
         This is possible only on a CPU and for a GRU or LSTM, whose matrix products have the same shape for 1 to 16 texts (see
-        :mod:`vse.training.models.recurrent_states`). Still, the processor may round the rows of a product differently, so
-        some words of the vocabulary are encoded in both ways and compared.
+        :mod:`vse.training.models.recurrent_states`). Even then, the processor may round the rows of a product differently.
+        Therefore some words of the vocabulary are encoded in both ways, and the embeddings are compared.
         """
         trained, settings = self._trained, self._trained.experiment.model.caption_encoder
         if (

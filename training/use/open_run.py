@@ -44,10 +44,11 @@ log = logging.getLogger(__name__)
 def compute_checksums_if_different(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
-    """Return the checksums of ``dataset`` if it differs from training data of the same name; otherwise return None.
+    """Return the checksums of ``dataset`` if its contents differ from the training data of a run; otherwise return None.
 
+    ``dataset`` has the name of the training data. ``cache`` is its image cache. ``record`` has the content of ``run.json``.
     A subset of the training data does not count as different. If the checksums of the training data are unknown, only the
-    SHA-256 of ``dataset.json`` is compared. ``cache`` is the image cache of ``dataset``.
+    SHA-256 of ``dataset.json`` is compared.
     """
     same_captions = dataset.sha256 == record.get("captions_sha256")
     same_cache = cache.key == folder.read_eval_cache_record()["key"]
@@ -88,7 +89,7 @@ def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> Dat
 
 
 def read_recorded_identity(path: Path) -> DataIdentity | None:
-    """Return the ids and hashes of the data that a file of embeddings or phrase scores records; None if it is unreadable."""
+    """Return the ids and hashes of data that are recorded in a file of embeddings or phrase scores; None if unreadable."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -102,7 +103,10 @@ def read_recorded_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own image cache is unchanged and shares images with ``cache``, all with the same photos."""
+    """Return whether ``cache`` and the run's own image cache have the same photos and captions for their common ids.
+
+    Returns False if the own cache has changed, or if the caches have no image in common.
+    """
     with suppress(UserError):
         own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -136,9 +140,9 @@ class OpenedRun:
 
     @property
     def other_training_data_name(self) -> str | None:
-        """The name of the training data, or None if it is the data set that the run reads now, :attr:`dataset`.
+        """The name of the training data. None if the run now reads the training data (:attr:`dataset` is the same data set).
 
-        The name includes a checksum if the two data sets differ but have the same name.
+        The name includes a checksum if the training data and :attr:`dataset` differ but have the same name.
         """
         name = str(self.record["dataset"])
         if name != self.dataset.name:
@@ -172,7 +176,7 @@ class OpenedRun:
         return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
 
     def list_unicode_words(self, text: str) -> list[str]:
-        """Return the words of a text with all letters, for messages. The default tokeniser would read ``über`` as ``ber``."""
+        """Return the words of a text for messages, with all letters. The default tokeniser would read ``über`` as ``ber``."""
         return unicode_words(text) if self._query_tokeniser == DEFAULT_TOKENISER else self.split_into_words(text)
 
     @property
@@ -260,8 +264,8 @@ def open_run(
 ) -> OpenedRun:
     """Open a run or a packed model, and check its input files.
 
-    ``files`` replace the files that the run names. Raises UserError if the files do not fit each other. Also raises UserError
-    if the training did not finish, unless ``allow_unfinished`` is set.
+    ``files`` : options with input files that replace the files that the run names. Raises UserError if the files do not fit
+    each other. Also raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
     folder = open_model_folder(run)
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
@@ -354,10 +358,12 @@ def find_unfinished_state(record: Mapping[str, Any]) -> str | None:
 def _open_compatible_cache(
     file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
 ) -> FeatureCache:
-    """Open a cache for a run. Raises UserError if it is not the run's own cache, and a different extractor computed it.
+    """Open a cache for a run: the run's own cache, or another cache that the same extractor computed.
+
+    Raises UserError if a different extractor computed the cache.
 
     ``file`` : file of the cache to open.
-    ``cache_record`` : value for the run's own cache in ``run.json``.
+    ``cache_record`` : entry of the run's own cache in ``run.json``.
     ``option`` : command-line option that sets ``file``, for error messages.
     """
     if not file.exists():

@@ -43,7 +43,10 @@ class LastSearcherCache:
         self._cached: _CachedSearcher | None = None
 
     def find_searcher(self, request: Hashable) -> Searcher | None:
-        """Return the cached searcher for an equal request if no file has changed. Otherwise empty the cache."""
+        """Return the cached searcher if its request is equal and no file has changed. Otherwise empty the cache.
+
+        Returns None if the cache is empty.
+        """
         cached = self._cached
         unchanged = cached is not None and all(read_file_state(file) == state for file, state in cached.file_states.items())
         if cached is not None and unchanged and cached.request == request:
@@ -89,8 +92,8 @@ def search_run(
 ) -> list[SearchHit]:
     """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
-    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``searcher_cache`` keeps the
-    searcher for the next query. If it is None, LAST_SEARCHER_CACHE keeps it, but only if ``request`` names an index file.
+    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``searcher_cache`` keeps the searcher
+    for the next query. Without ``searcher_cache``, LAST_SEARCHER_CACHE keeps the searcher if ``request`` names an index file.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(QUERY_PHOTO_SUFFIXES) else None
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):

@@ -58,12 +58,11 @@ _BLANK_PHOTO_SIZE = (64, 64)  # width and height of the photo that Searcher.load
 class SearcherOptions:
     """The options of a search. None stands for the default of an option.
 
-    ``corpus_file`` : embeddings file that the run wrote, to search instead of the split.
-    ``index_file`` : FAISS index file for one combination of weights, features, split and corpus. A missing file is built.
+    ``corpus_file`` : embeddings file that the run wrote (the corpus), to search instead of the split.
+    ``index_file`` : FAISS index file for one combination of weights, features, split and corpus. A missing file is written.
     ``index_type`` : FAISS factory string, see :mod:`vse.eval.search.index`; by default the type of the file, or Flat.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
-    ``n_reranked`` : number of candidates to score exactly, but at least the number of results; None: 200 for order embeddings,
-        and all items for a model that scores pairs.
+    ``n_reranked`` : number of candidates that get exact scores; None: 200 for order embeddings, all items for scores of pairs.
     ``expects_many_queries`` : True to keep an index and the embeddings of all items in memory for many queries.
     ``max_held_bytes`` : memory limit for the embeddings of all items. Above the limit, each query embeds its candidates again.
     """
@@ -93,7 +92,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """An encoded query. The answer skips the first ``start`` hits, and has the next ``k`` hits."""
+    """An encoded query. Its answer has ``k`` hits, after the first ``start`` hits."""
 
     encoded: EncodedQuery
     k: int
@@ -105,7 +104,7 @@ class _Gallery:
     """The images or captions to search, with their vectors or their sets of vectors.
 
     ``target`` : the items.
-    ``vectors`` : a vector of each item; None if the model scores all items pair by pair.
+    ``vectors`` : one vector for each item; None if the model scores all items pair by pair.
     ``index``, ``matrix`` : FAISS index or matrix for a fast search in the vectors. Without them, a query reads all vectors.
     ``packed_sets`` : embeddings of all items for a model that scores pairs. If None, each query embeds its candidates.
     """
@@ -117,7 +116,7 @@ class _Gallery:
     packed_sets: PackedEmbeddings | None = None
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Find the vectors with the highest inner products for each of ``queries`` (m, dim): ``ks[i]`` vectors for query i."""
+        """Return, for query i of ``queries`` (m, dim), the ``ks[i]`` vectors with the highest inner products."""
         if self.matrix is not None:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
@@ -245,9 +244,10 @@ class Searcher:
         return len(gallery.target.item_ids) if gallery else len(pairs) if by_photo else len(pairs.images)
 
     def compute_attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention between a query and the hits at ``rows``, or None for hits whose image or regions are unknown.
+        """Return the attention between a query and each hit. None stands for a hit whose photo or regions are unknown.
 
-        Raises UserError if the model has no attention, or reads captions from a cache.
+        ``encoded`` is the embedding of the query. ``rows`` are the positions of the hits among all items. Raises UserError if
+        the model has no attention, or reads captions from a cache.
         """
         return compute_query_attention(self._pair_attention, query, encoded.vectors, rows)
 

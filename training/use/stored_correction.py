@@ -53,9 +53,10 @@ class StoredCorrection:
     sha256: str
 
     def append_corrections(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Append the correction -b_x to the vector of each candidate x, and return (n, dim + 1).
+        """Append the number -b_x to the vector of each candidate x, and return the vectors (n, dim + 1).
 
-        The candidates are captions if ``by_photo``, images otherwise.
+        b_x is the correction, which is subtracted from all scores of x. The candidates are captions if ``by_photo``, images
+        otherwise.
         """
         bank = (self.image_bank if by_photo else self.caption_bank).numpy()
         blocks = []

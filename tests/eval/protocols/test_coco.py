@@ -27,7 +27,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols import coco as coco_module
 from vse.eval.protocols import protocols as protocols_module
-from vse.eval.protocols.coco import find_right_positions, rank_intramodal_queries, read_judged_pairs
+from vse.eval.protocols.coco import find_right_positions, rank_intramodal_queries, read_similar_pairs
 from vse.eval.protocols.protocols import rank_queries, resolve_protocols
 from vse.eval.ranking.metrics import compute_fold_metrics
 from vse.pipeline.errors import UserError
@@ -198,7 +198,7 @@ def write_pairs(folder: Path, images: Pairs, captions: Pairs) -> Path:
 def test_pairs_are_right_from_their_threshold_on(tmp_path: Path) -> None:
     images = [(12, 3, 2.5), (12, 4, 2.49), (5, 5, 5.0), (3, 12, 4)]
     captions = [(700, 8, 3.0), (700, 9, 2.99), (8, 8, 5.0), (1, 2, 5)]
-    pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", images, captions))
+    pairs = read_similar_pairs(write_pairs(tmp_path / "cxc", images, captions))
     assert pairs.image_pairs.tolist() == [[12, 3], [3, 12]]
     assert pairs.caption_pairs.tolist() == [[700, 8], [1, 2]]
     assert pairs.sha256_by_file == {name: sha256((tmp_path / "cxc" / name).read_bytes()).hexdigest() for name in HEADERS}
@@ -240,7 +240,7 @@ def test_ranks_are_those_of_full_sorts(tmp_path: Path) -> None:
     arguments = ("--bootstrap", 100, "--k", "50", "--per-query", table, "--out", out)
     succeeds(eval_main, file, "--protocol", "cxc", "--protocol", "eccv", "--cxc", cxc, *arguments)
     found, queries = json.loads(out.read_text()), pd.read_csv(table)
-    assert found["cxc"] == read_judged_pairs(cxc).sha256_by_file
+    assert found["cxc"] == read_similar_pairs(cxc).sha256_by_file
 
     right: dict[str, dict[int, set[int]]] = {"i2i": defaultdict(set), "t2t": defaultdict(set)}
     row_of_image = {int(number): row for row, number in enumerate(run.coco_ids)}
@@ -307,7 +307,7 @@ def test_a_file_that_is_not_theirs_is_said_in_a_line(fault: str, tmp_path: Path)
     folder, (spoil, message) = write_pairs(tmp_path / "cxc", [(1, 2, 5)], []), FAULTS[fault]
     spoil(folder)
     with pytest.raises(UserError, match=re.escape(message)):
-        read_judged_pairs(folder)
+        read_similar_pairs(folder)
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_other_images_are_refused(tmp_path: Path, fails: Fails) -> None:
     error = fails(eval_main, file, "--protocol", "cxc", "--out", out)
     assert "the protocols cxc and eccv need all 5,000 test images of COCO" in error
     assert not out.exists()
-    pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
+    pairs = read_similar_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
     with pytest.raises(UserError, match="no pair of images of CxC"):
         rank_intramodal_queries(run, run.coco_ids, pairs, [1])
     dense = replace(run, images=None, captions=None, scores=np.zeros((1, 1), np.float32))

@@ -15,7 +15,7 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.protocols.correction import METHODS
+from vse.eval.protocols.correction import PARAMETER_CHOICES
 from vse.eval.report.report import write_report
 from vse.pipeline.errors import UserError
 
@@ -55,7 +55,7 @@ def rsum(result: dict[str, Any]) -> float:
     return float(result["protocols"]["full"]["rsum"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PARAMETER_CHOICES)
 def test_a_correction_helps_where_there_are_hubs(folder: Path, method: str) -> None:
     plain, corrected = result_of([folder / "test.h5"]), result_of([folder / "test.h5"], correct=method)
     assert rsum(corrected) > rsum(plain)
@@ -63,7 +63,7 @@ def test_a_correction_helps_where_there_are_hubs(folder: Path, method: str) -> N
     assert corrected["hubness"]["mean_cosine"] == plain["hubness"]["mean_cosine"]
     record = corrected["correction"]
     assert (record["method"], record["bank"], record["bank_images"], record["transductive"]) == (method, "train", 200, False)
-    assert set(record["parameters"]) == set(METHODS[method])
+    assert set(record["parameters"]) == set(PARAMETER_CHOICES[method])
 
 
 @pytest.mark.parametrize("method", ["csls:k=5", "qb-norm:beta=10", "mean"])
@@ -95,7 +95,7 @@ def test_the_metrics_are_those_of_corrected_scores(folder: Path, method: str) ->
 def test_parameters_are_selected_on_the_validation_split(folder: Path) -> None:
     record = result_of([folder / "test.h5"], correct="csls")["correction"]
     tried = {float(text.removeprefix("k=")): value for text, value in record["rsum_val"].items()}
-    assert set(tried) == set(METHODS["csls"]["k"])
+    assert set(tried) == set(PARAMETER_CHOICES["csls"]["k"])
     assert tried[record["parameters"]["k"]] == max(tried.values())
     fixed = result_of([folder / "val.h5"], correct=f"csls:k={record['parameters']['k']:g}", bank=str(folder / "train.h5"))
     assert rsum(fixed) == pytest.approx(max(tried.values()))
@@ -143,7 +143,7 @@ def write_scores_of_pairs(folder: Path, directions: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("bank", ["train", "test"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PARAMETER_CHOICES)
 @pytest.mark.parametrize("directions", [False, True])
 def test_scores_of_pairs_are_corrected_like_those_of_vectors(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, method: str, bank: str, directions: bool

@@ -74,7 +74,7 @@ def test_a_large_difference_is_found_and_a_small_one_is_not() -> None:
     family = compare_all_pairs(systems, ["rsum"])
     assert [pair.is_significant for pair in family.pairs] == [True, True, False]
     first = family.pairs[0]
-    assert first.difference > family.smallest_visible > abs(family.pairs[2].difference)
+    assert first.difference > family.smallest_significant_difference > abs(family.pairs[2].difference)
     assert first.interval[0] < first.difference < first.interval[1]
     assert all(pair.p_corrected >= pair.p for pair in family.pairs)
     assert family.values.argmax() == 0

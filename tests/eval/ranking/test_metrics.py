@@ -31,7 +31,7 @@ def test_metrics_of_lists_equal_a_loop_over_each_list(split: tuple[int, list[int
     n_images, image_of_caption, _ = split
     scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
     blocks = blocks_from_scores(scores, torch.tensor(image_of_caption))
-    fold = build_fold(ranks_from_blocks(blocks, caption_ranks=True), np.array(image_of_caption))
+    fold = build_fold(ranks_from_blocks(blocks, with_caption_ranks=True), np.array(image_of_caption))
     own = {image: {c for c, of in enumerate(image_of_caption) if of == image} for image in sorted(set(image_of_caption))}
     slow = {
         "i2t": [slow_list_metrics(scores[image], right) for image, right in own.items()],

@@ -90,7 +90,7 @@ def test_every_caption_has_a_rank_among_those_of_other_images(split: tuple[int, 
     (n_images, image_of_caption, rows), columns = split, data.draw(COLUMNS)
     scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
     blocks = blocks_of(scores, image_of_caption, rows, columns=columns)
-    found = ranks_from_blocks(blocks, caption_ranks=True)
+    found = ranks_from_blocks(blocks, with_caption_ranks=True)
     assert found.by_caption.tolist() == [
         sum(1 for other, of in enumerate(image_of_caption) if of != image and scores[image, other] >= scores[image, caption])
         for caption, image in enumerate(image_of_caption)

@@ -26,7 +26,7 @@ def test_a_fold_that_is_the_whole_split_is_shown_once() -> None:
 def test_a_table_has_a_row_for_each_direction_and_result_and_the_sums_below() -> None:
     (section,) = build_sections([result(full=BOTH), result(full={**BOTH, "rsum": 90.0})])
     assert section.columns == ["R@1", "R@5", "R@10", "Med r", "mean r"]
-    assert [(row.direction, row.result_index) for row in section.rows] == [
+    assert [(row.direction_title, row.result_index) for row in section.rows] == [
         ("image to text", 0), ("image to text", 1), ("text to image", 0), ("text to image", 1)
     ]  # fmt: skip
     assert [cell.text for cell in section.rows[2].metrics] == ["5.0", "20.0", "30.0", "4.0", "5.5"]

@@ -22,7 +22,7 @@ from vse.training.training import train
 
 def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors_run: Path, sets_run: Path) -> None:
     assert [run.name for run in served.runs] == [f"vsepp, seed 0 ({run})" for run in (vectors_run, sets_run)]
-    assert [run.attends for run in served.runs] == [False, True]
+    assert [run.has_attention for run in served.runs] == [False, True]
     assert served.n_images == 12
 
 

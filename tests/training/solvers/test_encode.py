@@ -91,7 +91,7 @@ def test_scores_are_those_of_each_pair(similarity: str, n_images: int, n_caption
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, 3)
     slow = slow_scores(made, images, captions)
     scores = PairScores(made, pack_embeddings([images]), pack_embeddings([captions]))
-    assert scores.has_directions == (similarity == "toy")
+    assert scores.depends_on_direction == (similarity == "toy")
     for rows in (slice(start, min(start + 8, n_images)) for start in range(0, n_images, 8)):
         for columns in (None, torch.arange(n_captions - 1, -1, -2), torch.empty(0, dtype=torch.int64)):
             for direction, fast in zip(slow, scores(rows, columns), strict=True):

@@ -15,7 +15,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
 from vse.features.cli import data_main
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.splits_and_noise import assign_parts
+from vse.pipeline.dataset.splits_and_noise import assign_images_to_parts
 from vse.training.cli import embed_main, train_main
 
 N_FOLDS = 3
@@ -75,8 +75,8 @@ def test_each_image_is_a_test_image_once_and_a_validation_image_once(folds: Path
 
 def test_parts_depend_on_the_seed_alone_and_have_nearly_equal_sizes() -> None:
     ids = list(range(100, 111))
-    parts = assign_parts(ids, 4, seed=0)
-    assert parts == assign_parts(ids[::-1], 4, seed=0) != assign_parts(ids, 4, seed=1)
+    parts = assign_images_to_parts(ids, 4, seed=0)
+    assert parts == assign_images_to_parts(ids[::-1], 4, seed=0) != assign_images_to_parts(ids, 4, seed=1)
     assert sorted(np.bincount(list(parts.values()))) == [2, 3, 3, 3]
     assert parts == dict(zip(ids, [3, 1, 2, 1, 0, 1, 2, 2, 0, 3, 0], strict=True))  # on every machine
 

@@ -84,7 +84,7 @@ def test_columns_give_what_parsing_gives(
     options: dict[str, Any] = {"k": 7} if index else {"k": 7, "index": None}
     parsed = search(query, **options)
     assert not parquet_copy_path(dataset).exists()
-    monkeypatch.setattr(dataset_module, "MIN_LARGE_BYTES", 0)
+    monkeypatch.setattr(dataset_module, "MIN_LARGE_JSON_BYTES", 0)
     load_dataset_file(dataset)
     assert parquet_copy_path(dataset).is_file()
     assert search(query, **options) == parsed
@@ -93,7 +93,7 @@ def test_columns_give_what_parsing_gives(
 
 @pytest.mark.parametrize("threshold", [0, 2**23])
 def test_another_index_is_refused(threshold: int, search: Search, dataset: Path, edit: Edit, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(dataset_module, "MIN_LARGE_BYTES", threshold)
+    monkeypatch.setattr(dataset_module, "MIN_LARGE_JSON_BYTES", threshold)
     search(TEXT)
     edit(dataset, swap_splits)
     with pytest.raises(UserError, match=r"was built from something else \(other ids\)"):

@@ -129,7 +129,7 @@ class BertEncoder(Encoder):
         return (self.linear((states * weights[:, :, None]).sum(1)),)
 
     def train(self, mode: bool = True) -> BertEncoder:
-        """Set the mode of all layers that are trained. Frozen layers stay in evaluation mode."""
+        """Set training or evaluation mode for all layers that are trained. Frozen layers stay in evaluation mode."""
         super().train(mode)
         for module in self._frozen_modules:
             module.train(False)

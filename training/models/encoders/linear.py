@@ -180,7 +180,7 @@ class LinearEncoder(Encoder):
 
 
 class IdentitySettings(EncoderSettings):
-    """Cached vectors, unchanged, for image and caption features that already share a space. Nothing is learned."""
+    """An encoder that returns cached vectors unchanged, for image and caption features that already share a space."""
 
     name: Literal["identity"] = "identity"
     input_kinds: ClassVar = (InputKind.VECTORS, InputKind.SETS)
@@ -229,8 +229,8 @@ class WeightedEncoder(Encoder):
 class RelativeSettings(EncoderSettings):
     """An encoder that describes a vector by its cosines with ``model.dim`` anchors (ASIF: Norelli et al., NeurIPS 2023).
 
-    The k highest cosines are raised to a power, the others are 0. The solver ``asif`` chooses the anchors among the vectors of
-    training images (or captions).
+    The k highest cosines are raised to a power. The others become 0. The solver ``asif`` sets k and the power, and chooses the
+    anchors among the vectors of training images (or captions).
     """
 
     name: Literal["relative"] = "relative"
@@ -244,8 +244,8 @@ class RelativeEncoder(Encoder):
     """An encoder that returns the cosines of a vector with fixed anchors. It has no trained weights.
 
     ``anchors`` : (dim, input_dim) vectors of unit length.
-    ``k`` : only the k highest cosines of a vector are kept, and negative ones become 0.
-    ``power`` : each kept cosine is raised to this power.
+    ``k`` : number of highest cosines of a vector that are kept; all others become 0, and so do negative cosines.
+    ``power`` : exponent of the kept cosines.
     """
 
     anchors: Tensor

@@ -125,8 +125,8 @@ class GeneralisedPooling(nn.Module):
     """Pooling of a set into one vector, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
 
     max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
-    set and sum to 1. A bidirectional GRU reads sinusoidal encodings of the ranks 1 to the size. The logit of rank k is a
-    linear map of the mean of the GRU's two states at rank k, and theta is the softmax of the logits at the temperature 0.1.
+    set and sum to 1. A bidirectional GRU reads sinusoidal encodings of all ranks k. The logit of rank k is a linear map of the
+    mean of the GRU's two states at rank k, and theta is the softmax of the logits at the temperature 0.1.
 
     ``ranks`` : the GRU over the encodings of ranks.
     ``logit`` : the linear map from a state to a logit.

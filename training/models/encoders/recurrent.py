@@ -167,8 +167,8 @@ class RecurrentSettings(WordReaderSettings):
 class GruSettings(RecurrentSettings):
     """Word embeddings and a one-layer GRU, whose last state is the embedding of the caption (VSE++ paper, section 3).
 
-    The paper's Eq. 2 projects that state, g(c) = W_g psi(c). The authors' code does not. This encoder projects the state only
-    if ``head`` is set, for example ``head: { widths: [1024] }``.
+    Eq. 2 of the paper also has a linear map from this state to the embedding. The authors' code does not. This encoder has
+    such a map only if ``head`` is set, for example ``head: { widths: [1024] }``.
     """
 
     name: Literal["gru"] = "gru"
@@ -234,14 +234,14 @@ class SruLayers(nn.Module):
 class SruLayer(nn.Module):
     """An SRU layer with tanh and a highway from the input, in the form of the paper's first version, as in DSVE-loc.
 
-    With the input x, the forget gate f, the reset gate r, the cell c and the output h::
+    With the input x, the forget gate f, the reset gate r, the cell c and the output h at step t::
 
         f_t = sigmoid(W_f x_t + b_f)                r_t = sigmoid(W_r x_t + b_r)
         c_t = f_t c_{t-1} + (1 - f_t) W x_t         h_t = r_t tanh(c_t) + (1 - r_t) x_t
 
-    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in the formula of h_t.
-    As in the authors' package, biases start as 0, and weights start as U(-a, a) with a = sqrt(3 / input_dim), times the square
-    root of 1 - ``input_dropout``. W is also multiplied by the square root of 1 - ``dropout``.
+    The printed paper adds v c_{t-1}, with a learned v, to both gates. If x and h differ in length, W_h x_t replaces x_t in the
+    formula of h_t. As in the authors' package, biases start as 0. Weights start uniform in [-a, a], with
+    a = sqrt(3 / input_dim) sqrt(1 - ``input_dropout``). W is also multiplied by sqrt(1 - ``dropout``).
 
     ``input_dropout`` : dropout of x.
     ``dropout`` : dropout of the difference tanh(c_t) - x_t in h_t.
@@ -275,7 +275,7 @@ class SruLayer(nn.Module):
 
 
 class _SruCells(torch.autograd.Function):
-    """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, for all captions at once. u are the ``inputs``."""
+    """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, for all captions. u is ``inputs``, f is ``forget``."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, forget: Tensor, batch_sizes: list[int]) -> Tensor:

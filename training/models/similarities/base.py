@@ -34,7 +34,7 @@ class Similarity(nn.Module):
         return chosen
 
     def measure_pairs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, float]:
-        """Return further columns of ``metrics.csv``, measured on n validation images, each with one of its captions.
+        """Return this similarity's own metrics for ``metrics.csv``. Image k and caption k are a validation pair.
 
         Only similarities with ``measures_pairs`` define this method.
         """

@@ -24,12 +24,13 @@ _MAX_PLAIN_SHARPNESS = 20.0  # with a higher sharpness, the highest exponent is 
 class ScanSettings(SimilaritySettings):
     """Cosines of query vectors with the vectors they attend to, aggregated (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
 
-    With ``t2i`` the queries e_j are the words of a caption, and the context v_k are the regions of an image. With ``i2t`` the
-    queries are the regions, and the context are the words.
+    With ``attention: t2i`` the queries e_j are the words of a caption, and the context v_k are the regions of an image. With
+    ``i2t`` the queries are the regions, and the context are the words.
 
         a_kj = v_k . e_j,  h_kj = [a_kj]_+ / ||[a_k.]_+||,  w_kj = softmax_k(sharpness h_kj),  R_j = cos(e_j, sum_k w_kj v_k)
 
-    The score aggregates R_j over j. Both directions of retrieval have the same score. All vectors are unit vectors.
+    [x]_+ is max(0, x), and the norm is over j. The score aggregates R_j over j. Both directions of retrieval have the same
+    score. All vectors are unit vectors.
     """
 
     name: Literal["scan"] = "scan"
@@ -178,15 +179,15 @@ class ScanSimilarity(Similarity):
         self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
         """Return the attention weights of each query, not scaled to the sum 1."""
-        exponents = self._exponents(cosines, query_mask)
+        exponents = self._compute_softmax_inputs(cosines, query_mask)
         exists = context_mask[:, :, None, None]
         if self.settings.sharpness > _MAX_PLAIN_SHARPNESS:
             exponents = exponents - exponents.detach().masked_fill(~exists, -torch.inf).amax(1, keepdim=True)
         weights = exponents.exp_()
         return weights if is_known_full(context_mask) else weights * exists
 
-    def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
-        """Return sharpness times the cosines, normalised as the setting ``raw_feature_norm`` states: inputs of a softmax."""
+    def _compute_softmax_inputs(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
+        """Return the inputs of the attention softmax: ``sharpness`` times the cosines, normalised by ``raw_feature_norm``."""
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)
@@ -225,10 +226,10 @@ def _trim_padding(sets: BatchVectors) -> BatchVectors:
 class MaxSimSettings(SimilaritySettings):
     """The mean cosine of words with their nearest region (ColBERT: Khattab and Zaharia, SIGIR 2020).
 
-    With ``queries=words``, the score of an image with region vectors v_k and a caption with word vectors e_j is
+    With ``queries: words``, an image with region vectors v_k and a caption with word vectors e_j have the score
     mean_j max_k cos(e_j, v_k). ColBERT has the sum over the words; the mean makes scores of long and short captions
-    comparable. With ``regions`` the roles are exchanged: mean_k max_j cos(e_j, v_k). ``both`` averages the two scores. A pair
-    has one score, whether its caption or its image is the query of a search.
+    comparable. With ``regions`` the roles are exchanged: mean_k max_j cos(e_j, v_k). ``both`` averages the two scores. Both
+    directions of retrieval have the same score.
     """
 
     name: Literal["maxsim"] = "maxsim"
@@ -244,7 +245,7 @@ class MaxSimSettings(SimilaritySettings):
 
 
 class MaxSimSimilarity(Similarity):
-    """MaxSim of sets of regions with sets of words, some images at a time."""
+    """The similarity of :class:`MaxSimSettings`, computed in blocks of images."""
 
     def __init__(self, settings: MaxSimSettings) -> None:
         super().__init__()

@@ -119,23 +119,23 @@ class TodNetSimilarity(Similarity):
 
     def forward(self, images: BatchVectors, captions: BatchVectors) -> Scores:
         vectors = self._prepare_vectors(images, captions)
-        i2t = self._direction_scores(self.maps[0], self._condition_sides[0], vectors)
-        if not self.has_directions:
+        i2t = self._score_direction(self.maps[0], self._condition_sides[0], vectors)
+        if not self.depends_on_direction:
             return i2t
-        return i2t, self._direction_scores(self.maps[-1], self._condition_sides[1], vectors)
+        return i2t, self._score_direction(self.maps[-1], self._condition_sides[1], vectors)
 
     @property
     def has_condition(self) -> bool:
-        """True if T, which deforms one vector of a pair, depends on the other: then each pair needs a pass through T."""
+        """True if the deformation T has a condition v. Each pair then needs a pass through T."""
         return self._condition_sides[0] is not None
 
     @property
-    def has_directions(self) -> bool:
+    def depends_on_direction(self) -> bool:
         """True if the score of a pair depends on the direction."""
         return len(self.maps) == 2 or self._condition_sides[0] != self._condition_sides[1]
 
     def _prepare_vectors(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
-        """Return the vectors of images and captions by these names, scaled to unit length if ``normalize_before`` is true."""
+        """Return the vectors by the keys ``images`` and ``captions``, of unit length if ``normalize_before`` is true."""
         vectors = {"images": images[0], "captions": captions[0]}
         return {side: l2_normalize(values) for side, values in vectors.items()} if self.settings.normalize_before else vectors
 
@@ -155,7 +155,7 @@ class TodNetSimilarity(Similarity):
                 distances.append((deformed - x).norm(dim=1).mean())
         return {"deformation": float(torch.stack(distances).mean().detach())}
 
-    def _direction_scores(
+    def _score_direction(
         self, deform: nn.Module, condition_side: str | None, vectors: dict[str, Tensor]
     ) -> Float[Tensor, "n_images n_captions"]:
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
@@ -276,9 +276,9 @@ def _sum_tensors(parts: list[Tensor]) -> Tensor:
     return total
 
 
-ROUND_SHARE = 0.05  # share of all pairs that a round of :func:`score_shortlist` scores
-MIN_ROUND = 2**16  # smallest number of pairs in a round; a smaller round would be a weak check
-_SAMPLE = 2**20  # number of random pairs from which the lowest backbone score of a round is estimated
+PAIR_SHARE_PER_ROUND = 0.05  # share of all pairs that a round of :func:`score_shortlist` scores
+MIN_PAIRS_PER_ROUND = 2**16  # smallest number of pairs in a round; a smaller round would be a weak check
+_N_SAMPLED_PAIRS = 2**20  # number of random pairs from which the lowest backbone score of a round is estimated
 _ROWS_PER_BLOCK = 512
 
 
@@ -294,24 +294,25 @@ def score_shortlist(
     images: Float[Tensor, "n_images dim"],
     captions: Float[Tensor, "n_captions dim"],
     image_of_caption: Int[Tensor, " n_captions"],
-    min_round: int = MIN_ROUND,
+    min_pairs_per_round: int = MIN_PAIRS_PER_ROUND,
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
-    """Return scores for ranking (i2t and t2i). A slow model scores only the promising pairs of an image and a caption.
+    """Return scores for ranking (i2t and t2i). The slow model scores only promising pairs of an image and a caption.
 
     The right answers should have the same ranks as if the model scored all pairs. The backbone score of a pair is the score
-    without the deformation T. The threshold of a pair is the model's score of the best right answer to the query. The model
-    scores pairs in rounds, in descending order of the backbone score minus the threshold, until no pair of a round reaches
-    its threshold. All other pairs rank last, in the order of their backbone scores. A round has a twentieth of all pairs, and
-    at least ``min_round`` pairs. The first round also has all pairs whose backbone score is above the threshold.
+    without the deformation T. The threshold of a pair is the highest score that the model gives a right answer to the query.
+    The model scores pairs in rounds, in descending order of the backbone score minus the threshold. The rounds end when no
+    pair of a round reaches its threshold. All remaining pairs rank last, in the order of their backbone scores. A round has
+    about 5% of all pairs, and at least about ``min_pairs_per_round``. The first round also has all pairs whose backbone score
+    is above the threshold.
 
     The second result is the share of all pairs that the model scored, by direction. If scores do not depend on the direction,
-    the scores t2i are None, and the only direction is ``both``. The threshold of a pair is then the lower of two thresholds:
-    that of the image as the query, and that of the caption as the query.
+    the scores t2i are None, and the only direction is ``both``. The threshold of a pair is then the lower of its thresholds
+    with the image as the query and with the caption as the query.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
     matrices, shares = [], {}
-    for direction, name in enumerate(("i2t", "t2i") if similarity.has_directions else ("both",)):
+    for direction, name in enumerate(("i2t", "t2i") if similarity.depends_on_direction else ("both",)):
         with torch.inference_mode():
             scorer = similarity.build_pair_scorer(direction, (images,), (captions,))
             scores = similarity.score_undeformed(images, captions)
@@ -324,7 +325,7 @@ def score_shortlist(
                 "t2i": right.expand_as(scores),
                 "both": torch.minimum(best[:, None], right),
             }[name]
-            shares[name] = _score_in_rounds(name, scores, thresholds, scorer, (image_of_caption, right), min_round)
+            shares[name] = _score_in_rounds(name, scores, thresholds, scorer, (image_of_caption, right), min_pairs_per_round)
         matrices.append(blocks_from_scores(scores.cpu(), image_of_caption.cpu()))
     return (matrices[0], matrices[1] if len(matrices) > 1 else None), shares
 
@@ -335,7 +336,7 @@ def _score_in_rounds(
     thresholds: Float[Tensor, "n_images n_captions"],
     scorer: PairScorer,
     right_pairs: tuple[Tensor, Tensor],
-    min_round: int,
+    min_pairs_per_round: int,
 ) -> float:
     """Replace the scores of the pairs that may reach their threshold by the model's scores. Return the share of these pairs.
 
@@ -347,8 +348,8 @@ def _score_in_rounds(
     ``right_pairs`` : for each caption, the index of the image to which it belongs, and the model's score of both.
     """
     n_images, n_captions = scores.shape
-    share = max(ROUND_SHARE, min_round / scores.numel())
-    drawn = torch.randint(scores.numel(), (_SAMPLE,), generator=torch.Generator().manual_seed(0)).to(scores.device)
+    share = max(PAIR_SHARE_PER_ROUND, min_pairs_per_round / scores.numel())
+    drawn = torch.randint(scores.numel(), (_N_SAMPLED_PAIRS,), generator=torch.Generator().manual_seed(0)).to(scores.device)
     sample = drawn // n_captions, drawn % n_captions
     gaps = (thresholds[sample] - scores[sample]).sort().values
     is_scored = torch.zeros_like(scores, dtype=torch.bool)

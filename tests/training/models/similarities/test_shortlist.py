@@ -47,7 +47,7 @@ def ranks(similarity: TodNetSimilarity, images: Tensor, captions: Tensor, image_
 @pytest.mark.parametrize("settings", [{}, {"condition": "image"}, {"transform": "mlp"}, {"networks": "per_direction"}])
 def test_ranks_are_those_of_all_pairs_if_a_model_moves_scores_little(settings: dict[str, Any], data: Any) -> None:
     similarity = model(0.1, **settings)
-    blocks, scored = score_shortlist(similarity, *data, min_round=1)
+    blocks, scored = score_shortlist(similarity, *data, min_pairs_per_round=1)
     exact, found = ranks(similarity, *data), ranks_from_blocks(*blocks)
     np.testing.assert_array_equal(found.i2t, exact.i2t)
     np.testing.assert_array_equal(found.t2i, exact.t2i)
@@ -58,7 +58,7 @@ def test_ranks_are_those_of_all_pairs_if_a_model_moves_scores_little(settings: d
 @pytest.mark.parametrize("settings", [{"normalize_after": False}, {"transform": "mlp"}, {"condition": "query"}])
 def test_a_pair_that_is_not_scored_can_only_improve_a_rank(settings: dict[str, Any], data: Any) -> None:
     similarity = model(0.3, scale="exp_tanh", **settings)
-    blocks, _ = score_shortlist(similarity, *data, min_round=1)
+    blocks, _ = score_shortlist(similarity, *data, min_pairs_per_round=1)
     exact, found = ranks(similarity, *data), ranks_from_blocks(*blocks)
     for name, ranks_found in found.by_direction.items():
         assert (ranks_found <= exact.by_direction[name]).all()
@@ -67,7 +67,7 @@ def test_a_pair_that_is_not_scored_can_only_improve_a_rank(settings: dict[str, A
 
 def test_pairs_that_are_not_scored_rank_behind_the_others_in_the_order_of_the_backbone(data: Any) -> None:
     similarity = model(0.1)
-    (i2t, _), scored = score_shortlist(similarity, *data, min_round=1)
+    (i2t, _), scored = score_shortlist(similarity, *data, min_pairs_per_round=1)
     with torch.inference_mode():
         exact = similarity((data[0],), (data[1],))[0]
     found, cosines = i2t.score(slice(0, N_IMAGES), None), data[0] @ data[1].T
@@ -84,7 +84,7 @@ def test_a_model_that_ranks_unlike_its_backbone_has_its_own_ranks(data: Any, mon
     similarity = model(1.0, scale="exp_tanh")
     monkeypatch.setattr(todnet, "_ROWS_PER_BLOCK", 25)
     monkeypatch.setattr(todnet, "_PAIRS_PER_BLOCK", {"cpu": 2**6})
-    blocks, scored = score_shortlist(similarity, *data, min_round=1)
+    blocks, scored = score_shortlist(similarity, *data, min_pairs_per_round=1)
     exact, found = ranks(similarity, *data), ranks_from_blocks(*blocks)
     np.testing.assert_array_equal(found.i2t, exact.i2t)
     np.testing.assert_array_equal(found.t2i, exact.t2i)
