@@ -108,12 +108,12 @@ class Duration(NamedTuple):
     """The estimated time of one extraction or training.
 
     description : text for the report, with the work and the speed
-    is_local : True if the speed was measured on the user's machine
+    is_measured_here : True if the speed was measured on the user's machine
     """
 
     seconds: float
     description: str
-    is_local: bool = False
+    is_measured_here: bool = False
 
 
 @dataclass
@@ -288,7 +288,7 @@ def _build_duration(amount: float, rate: float, work: str, unit: str, source: st
     the rate was measured on another machine. It is then scaled by the relative speed of this machine, if that is known.
     """
     if source is not None:
-        return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {source}", is_local=True)
+        return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {source}", is_measured_here=True)
     rate *= local.relative_speed or 1.0
     origin = "measured on" if local.relative_speed is None else "scaled from"
     return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {origin} another machine")
@@ -334,7 +334,7 @@ def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_s
             yield f"  {f'{size / 1e9:.2f} GB':>10}  {description}"
     spread = _UNCALIBRATED_FACTOR if relative_speed is None else _CALIBRATED_FACTOR
     durations = sorted(plan.durations, key=lambda item: -item.seconds)
-    factors = [1.0 if item.is_local else spread for item in durations]
+    factors = [1.0 if item.is_measured_here else spread for item in durations]
     if durations:
         yield f"time: {_format_time_range([item.seconds for item in durations], factors)}"
     for item, factor in zip(durations, factors, strict=True):
@@ -344,7 +344,7 @@ def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_s
         yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))
     if not durations:
         return
-    if not all(item.is_local for item in durations):
+    if not all(item.is_measured_here for item in durations):
         yield f"The other machine: {rates.machine}."
         if relative_speed is None:
             yield "--calibrate compares this machine with it in ten seconds, and narrows the ranges."

@@ -19,7 +19,7 @@ from vse.pipeline.files.inputs import InputFile, InputFolder
 
 
 def split_identity(embeddings: Embeddings) -> SplitIdentity:
-    """Return the identity of the images of embeddings or scores."""
+    """Return which images have embeddings or scores: a hash of their ids, and the published split with these images."""
     kind = "image_ids" if embeddings.coco_ids is None else "coco_ids"
     return split_identity_from_ids(embeddings.dataset, kind, getattr(embeddings, kind))
 

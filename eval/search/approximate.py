@@ -61,8 +61,8 @@ def measure_reranked_search(
     The first stage finds the candidates of each query: the rows with the highest inner products with the query, by the vectors
     ``images`` (n_images, dim) and ``captions`` (n_captions, dim). The second stage ranks the candidates by exact scores. The
     rank of a query is the number of wrong candidates that score at least as high as its best right candidate. A query without
-    a right candidate is ranked behind all wrong answers of the split. A right candidate does not count if its score in the
-    first stage equals the score of a row that is not a candidate.
+    a right candidate is ranked behind all wrong answers of the split. A right candidate does not count if a row with
+    the same score in the first stage was left out: only the order of equal scores made it a candidate.
 
     For each direction, the result has the metrics; ``found``, the percentage of queries with a right answer among the
     candidates; and ``recall_at_1`` etc., the percentage of the exact search's top K that is also in the top K of this search.
@@ -133,10 +133,10 @@ def _evaluate_lists(
 ) -> tuple[RowIndices, dict[str, float]]:
     """Return the ranks of all queries of one direction, and a dict of measurements.
 
-    The dict has ``found`` (the percentage of queries with a sure right candidate), ``recall_at_1`` etc. (the percentage of the
-    exact search's top K that is also in the top K of this search), and the duration ``search_s`` in seconds. Each item of
-    ``chunks`` has the candidates of some queries. ``image_of_row`` has the image of each corpus row, and ``query_images`` the
-    image of each query row.
+    The dict has ``found`` (the percentage of queries with a right candidate that does not tie with rows left out),
+    ``recall_at_1`` etc. (the percentage of the exact search's top K that is also in the top K of this search), and the
+    duration ``search_s`` in seconds. Each item of ``chunks`` has the candidates of some queries. ``image_of_row`` has the
+    image of each corpus row, and ``query_images`` the image of each query row.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]

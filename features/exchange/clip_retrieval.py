@@ -42,7 +42,7 @@ from vse.pipeline.imports.rows import (
     BadRow,
     BadRowList,
     ImportSettings,
-    build_import_head,
+    build_import_fields,
     normalize_image_path,
     parse_split,
     sample_missing_splits,
@@ -169,7 +169,7 @@ def _write_joined_dataset(
         raise UserError(f"all {n_rows} rows lack an image with a caption")
     sampled_splits = sample_missing_splits(settings, joined.files, joined.has_splits, images)
     record = {"format": "clip-retrieval", "files": [part.metadata_file.name for part in parts]}
-    head = build_import_head(settings, joined.has_splits, len(bad_rows.places_and_faults), record)
+    head = build_import_fields(settings, joined.has_splits, len(bad_rows.places_and_faults), record)
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]

@@ -131,14 +131,14 @@ class ParquetColumns:
     @property
     def caption_ends(self) -> NDArray[np.int64]:
         """The number of captions up to and including each image, (n_images,)."""
-        return self._captions[0]
+        return self._caption_ends_and_ids[0]
 
     @property
     def sentids(self) -> NDArray[np.int64]:
-        return self._captions[1]
+        return self._caption_ends_and_ids[1]
 
     @cached_property
-    def _captions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _caption_ends_and_ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         compute = import_module("pyarrow.compute")
         lists = self._read(f"{_CAPTION_LEAF}sentid")
         ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)

@@ -146,7 +146,7 @@ def read_noise(path: Path, dataset: Dataset) -> tuple[Noise, str]:
     """Return the content of a noise file of a data set, and the SHA-256 of the file.
 
     Raises UserError if the file is not a noise file, if it was written for another ``dataset.json``, or if it names captions
-    or images that are not in its splits.
+    or images that are not in the splits that it lists.
     """
     file = InputFile(path)
     try:

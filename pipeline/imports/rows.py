@@ -257,7 +257,7 @@ class RowCollector:
         for index, (file, image) in enumerate(self._image_by_file.items()):
             entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        return {**build_import_head(self._settings, has_splits, n_bad_rows, source_facts), "images": entries}
+        return {**build_import_fields(self._settings, has_splits, n_bad_rows, source_facts), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
         """Remove images that lack a field, such as the split, if other images have it. Rows of removed images become bad rows.
@@ -289,7 +289,7 @@ def sample_missing_splits(
     return {}
 
 
-def build_import_head(
+def build_import_fields(
     settings: ImportSettings, has_splits: bool, n_bad_rows: int, source_facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of ``dataset.json`` besides ``images``.

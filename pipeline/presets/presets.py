@@ -116,9 +116,9 @@ def read_experiment_settings(
 ) -> dict[str, Any]:
     """Return the settings of an experiment, changed by the preset of ``dataset`` (if any) and by ``overrides``.
 
-    The preset of a data set may change the settings of all experiments, and then of this experiment. A change for all
-    experiments is ignored if the experiment lacks the setting, because it is an ensemble or because of its chosen classes,
-    such as its loss.
+    The preset of a data set may have changes for all experiments, and changes for this experiment, which are applied last. A
+    change for all experiments is ignored if the experiment lacks the setting, because it is an ensemble or because of its
+    chosen classes, such as its loss.
     """
     content = read_preset_settings("experiments", name, schema)
     if dataset in list_preset_names("datasets"):

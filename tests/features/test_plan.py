@@ -107,7 +107,7 @@ def write_run(
 def test_a_run_of_this_machine_gives_the_rate_of_the_same_model_and_feature(folder: Path) -> None:
     write_run(folder, "f8k", "twobranch", 6.0)
     (duration,) = estimate_plan(run_of("f30k", "twobranch"), RATES, read_local_rates(folder)).durations
-    assert duration.is_local
+    assert duration.is_measured_here
     assert duration.seconds == pytest.approx(145_000 * 20 / 100)
     assert duration.description.endswith("100.0 per second, measured here on cpu")
 
@@ -126,9 +126,9 @@ def test_a_run_that_is_not_finished_or_has_other_settings_gives_no_rate(folder: 
 def test_the_demo_whose_network_and_model_are_smaller_gives_no_rate_of_coco(folder: Path) -> None:
     write_run(folder, "demo", "vsepp", 0.001)
     own = read_local_rates(folder)
-    assert estimate_plan(run_of("demo", "vsepp"), RATES, own).durations[0].is_local
+    assert estimate_plan(run_of("demo", "vsepp"), RATES, own).durations[0].is_measured_here
     (duration,) = estimate_plan(run_of("coco", "vsepp"), RATES, own).durations
-    assert not duration.is_local
+    assert not duration.is_measured_here
     assert duration.description.endswith("538.0 per second, measured on another machine")
 
 
@@ -140,9 +140,9 @@ def test_a_cache_of_this_machine_gives_the_rate_of_the_same_settings(folder: Pat
         (folder / f"features/f8k_fc7.shards/shard-{k:05d}-of-00002.json").write_text(json.dumps(record))
     own = read_local_rates(folder)
     (same,) = estimate_plan(shards("coco", "fc7", range(64), 64), RATES, own).durations
-    assert (same.seconds, same.is_local) == (pytest.approx(123_287 / 20), True)
+    assert (same.seconds, same.is_measured_here) == (pytest.approx(123_287 / 20), True)
     (other,) = estimate_plan(shards("demo", "fc7", range(4), 4), RATES, own).durations or [None]
-    assert other is None or not other.is_local
+    assert other is None or not other.is_measured_here
 
 
 def test_a_calibration_scales_the_rates_of_another_machine_alone(folder: Path) -> None:
