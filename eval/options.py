@@ -131,13 +131,13 @@ class AllEvaluateOptions(EvaluateOptions):
     seeds, each seed has a file, with the seed in its name."""
     index: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Also evaluate an approximate search with this type of FAISS index, e.g. IVF1024,Flat or HNSW32. Its R@K is reported, and
-    the share of the exact top K that it finds."""
+    the share of the exact top K that it finds. With several seeds, the first one is searched."""
     index_parameters: Text = ""
     """Search parameters of --index, e.g. nprobe=16."""
     rerank: Annotated[tuple[PositiveInteger, ...], CliOption(metavar="K")] = ()
     """For models that score each pair, such as SCAN, and for order embeddings: also report the metrics of a two-stage search.
     The first stage finds K candidates by a fast comparison of one vector per item. The second stage scores only these K
-    candidates. May be repeated."""
+    candidates. With several seeds, the first one is searched. May be repeated."""
     qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """TREC qrels with grades, the same as --judgements qrels=FILE."""
     choices: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
