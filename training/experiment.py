@@ -65,7 +65,7 @@ class ExperimentConfig(ExperimentOutline):
 
     start_parts: list[str] = Field(
         default_factory=list,
-        description=f"modules of the model whose weights are loaded from start_from: {', '.join(MODEL_PARTS)}; none: all",
+        description=f"modules of the model whose weights are loaded from start_from: {', '.join(MODEL_PARTS)}; null: all",
     )
     freeze: bool = Field(False, description="freeze the modules that are loaded from start_from")
     solver: Annotated[SerializeAsAny[SolverSettings], part_field(SOLVERS)] = GradientSettings()
@@ -75,7 +75,7 @@ class ExperimentConfig(ExperimentOutline):
     warmup: LossWarmupConfig = LossWarmupConfig()
     train: TrainConfig = TrainConfig()
     adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_field(ADVERSARIES)] = Field(
-        None, description="network that is trained against the model to make each batch harder; none: no adversary"
+        None, description="network that is trained against the model to make each batch harder; null: no adversary"
     )
 
     def with_precision(self, precision: str) -> ExperimentConfig:

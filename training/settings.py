@@ -30,7 +30,7 @@ class ImagesConfig(Settings):
     finetune: bool = Field(False, description="train the CNN, too; needs source: pictures")
     random_crop: Literal["resized", "plain"] | None = Field(
         None,
-        description="kind of random crops: resized or plain, as in the settings of vse-extract cnn; none: the kind that the "
+        description="kind of random crops: resized or plain, as in the settings of vse-extract cnn; null: the kind that the "
         "cache records",
     )
     batch_norm: Literal["frozen", "train"] = Field(
@@ -122,7 +122,7 @@ class TrainConfig(Settings):
         gt=0,
         lt=1,
         description="decay of an exponential moving average of the weights, e.g. 0.999; the average is validated and saved as "
-        "the best weights; none: the weights themselves are validated and saved",
+        "the best weights; null: the weights themselves are validated and saved",
     )
     accumulate: PositiveInt = Field(
         1, description="number of batches whose gradients are summed for one update; negatives come from the same batch only"
@@ -130,10 +130,10 @@ class TrainConfig(Settings):
     chunk: PositiveInt | None = Field(
         None,
         description="number of pairs that are embedded at a time, for batches that need too much memory. The gradient stays "
-        "that of the complete batch, with all its negatives, but each pair is embedded twice (Gao et al., 2021); none: the "
+        "that of the complete batch, with all its negatives, but each pair is embedded twice (Gao et al., 2021); null: the "
         "complete batch",
     )
-    clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
+    clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; null: no bound")
     sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = ShuffledSampler()
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32",
@@ -147,7 +147,7 @@ class TrainConfig(Settings):
     compile: bool = Field(False, description="compile the loss, and the CNN if it is trained (torch.compile)")
     languages: list[str] = Field(
         default_factory=list,
-        description="languages of the captions to train and validate on, such as [en, de]; none: all captions",
+        description="languages of the captions to train and validate on, such as [en, de]; null: all captions",
     )
     restval: bool = Field(False, description="train on the split restval as well (rV in the paper: COCO's 113,287 images)")
     min_count: PositiveInt = Field(
@@ -158,12 +158,12 @@ class TrainConfig(Settings):
     )
     validate_images: PositiveInt | None = Field(
         None,
-        description="number of first images of the validation split to validate on (1000 in the code of VSE++); none: all",
+        description="number of first images of the validation split to validate on (1000 in the code of VSE++); null: all",
     )
     validate_fold: PositiveInt | None = Field(
         None,
         description="number of images in a fold of the validation split (1000 in the TOD-Net paper); metrics are means over "
-        "the folds, and images beyond the last complete fold are left out; none: no folds",
+        "the folds, and images beyond the last complete fold are left out; null: no folds",
     )
     early_stop: PositiveInt | None = Field(
         None, description="stop after this number of epochs without a better validation rsum"
@@ -197,7 +197,7 @@ class AdversarySettings(Settings):
 
     name: str
     learning_rate: float = Field(2e-4, gt=0, description="learning rate of the adversary's own Adam")
-    clip: float | None = Field(None, gt=0, description="bound on the global norm of the adversary's gradient; none: no bound")
+    clip: float | None = Field(None, gt=0, description="bound on the global norm of the adversary's gradient; null: no bound")
     every: PositiveInt = Field(1, description="number of steps of the model for each step of the adversary")
 
     def build(self, opponent: Any) -> Any:

@@ -182,7 +182,7 @@ class ImageSettings(FeatureSettings):
 
     workers: int = Field(2, ge=0, description="number of threads that decode images while the network computes")
     splits: list[Literal["train", "restval", "val", "test"]] | None = Field(
-        None, min_length=1, description="splits whose images are extracted; none: all splits"
+        None, min_length=1, description="splits whose images are extracted; null: all splits"
     )
 
     @classmethod
@@ -211,7 +211,7 @@ class NetworkSettings(ImageSettings):
     )
     weights_sha256: str | None = Field(
         None,
-        description="SHA-256 that the file of weights must have; none: not checked",
+        description="SHA-256 that the file of weights must have; null: not checked",
     )
     seed: int = Field(0, ge=0, description="seed of random weights")
     normalize: bool = Field(True, description="L2-normalise each vector")

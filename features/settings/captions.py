@@ -184,7 +184,7 @@ class WordSettings(FittedCaptionSettings):
     words: str | None = Field(
         None,
         description="file of word vectors: word2vec (.bin or text), GloVe, or a .npy table of Skip-Thought next to its "
-        "dictionary.txt. none: word vectors are trained on the training captions. --words and $VSE_WORDS "
+        "dictionary.txt. null: word vectors are trained on the training captions. --words and $VSE_WORDS "
         "override this setting",
     )
     keep: PositiveInt = Field(
@@ -246,7 +246,7 @@ class TextConfig(TextSettings):
         description="pretrained, random, or a folder with the model. For an OpenCLIP model: pretrained, random, the name "
         "of weights in the library, or a .pth or .safetensors file",
     )
-    revision: str | None = Field(None, description="branch, tag or commit of the model on the hub; none: the newest version")
+    revision: str | None = Field(None, description="branch, tag or commit of the model on the hub; null: the newest version")
     seed: int = Field(0, ge=0, description="seed of random weights")
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",
@@ -255,10 +255,10 @@ class TextConfig(TextSettings):
         "vector for each token",
     )
     prompt: str | None = Field(
-        None, description="text to put before each caption; none: the model's default prompt, if it has one"
+        None, description="text to put before each caption; null: the model's default prompt, if it has one"
     )
     max_length: int | None = Field(
-        None, ge=3, description="maximum number of tokens of a caption, with special tokens; none: the model's own maximum"
+        None, ge=3, description="maximum number of tokens of a caption, with special tokens; null: the model's own maximum"
     )
     normalize: bool = Field(True, description="L2-normalise each vector")
     precision: Literal["auto", "fp32", "bf16"] = Field(
@@ -329,7 +329,7 @@ class TfidfConfig(FittedCaptionSettings):
     min_count: PositiveInt = Field(
         4, description="minimum number of training captions that must contain a word; rarer words are ignored"
     )
-    max_words: PositiveInt | None = Field(None, description="number of words to keep, the most frequent ones; none: all words")
+    max_words: PositiveInt | None = Field(None, description="number of words to keep, the most frequent ones; null: all words")
     sublinear: bool = Field(
         False, description="true: a word that occurs n times in a caption has the term frequency 1 + log(n) instead of n"
     )
@@ -351,7 +351,7 @@ class HglmmConfig(WordSettings):
 
     The feature follows the two-branch paper (Wang et al., TPAMI 2018, section 4.3) and Klein et al. (CVPR 2015). Both papers
     also use two mixtures, GMM+HGLMM, but do not state how to combine their Fisher vectors. Here PCA reduces the Fisher vectors
-    of each mixture separately, and the results are concatenated. The code of Klein et al. has no PCA (pca=none). For COCO,
+    of each mixture separately, and the results are concatenated. The code of Klein et al. has no PCA (pca=null). For COCO,
     that code keeps a random 20,000 of the 36,000 coordinates.
     """
 
@@ -372,10 +372,10 @@ class HglmmConfig(WordSettings):
     centres: PositiveInt = Field(30, description="number of clusters of each mixture")
     iterations: PositiveInt = Field(10, description="number of steps of expectation maximisation (EM) that fit a mixture")
     pca: PositiveInt | None = Field(
-        6000, description="number of principal components of each mixture's Fisher vectors that PCA keeps; none: no PCA"
+        6000, description="number of principal components of each mixture's Fisher vectors that PCA keeps; null: no PCA"
     )
     pca_captions: PositiveInt | None = Field(
-        None, description="number of random training captions for the fit of the PCA; none: all captions"
+        None, description="number of random training captions for the fit of the PCA; null: all captions"
     )
     normalize: bool = Field(False, description="L2-normalise the vectors of each mixture again after the PCA")
 

@@ -187,11 +187,11 @@ class BoxesConfig(LayerSettings):
     train_boxes: PositiveInt | None = Field(
         None,
         description="maximum number of boxes of a training image: the proposals with the highest scores, or the first "
-        "boxes in the file; none: training images have no limit of their own",
+        "boxes in the file; null: training images have no limit of their own",
     )
     edge_model: str | None = Field(
         None,
-        description="file of a structured-edge model (model.yml.gz) that finds the edges for edge_boxes; none: edges are "
+        description="file of a structured-edge model (model.yml.gz) that finds the edges for edge_boxes; null: edges are "
         "image gradients",
     )
     thin_edges: bool = Field(

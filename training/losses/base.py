@@ -168,7 +168,7 @@ class Loss(Settings, ABC):
         "positives (positive: infonce and sigmoid only)",
     )
     k: PositiveInt | None = Field(
-        10, description="number of a query's highest hinges that count, in the loss top and in neighbourhood terms; none: all"
+        10, description="number of a query's highest hinges that count, in the loss top and in neighbourhood terms; null: all"
     )
     reduction: Literal["sum", "mean_topk"] = Field(
         "sum",
@@ -179,7 +179,7 @@ class Loss(Settings, ABC):
     nested: list[PositiveInt] = Field(
         default_factory=list,
         description="numbers of first dimensions that are trained as embeddings of their own, such as [64, 128], so that "
-        "embeddings can be cut later; none: no nesting",
+        "embeddings can be cut later; null: no nesting",
     )
     lambda1: float = Field(1.0, ge=0, description="weight of the terms with an image as the query")
     lambda2: float = Field(1.0, ge=0, description="weight of the terms with a caption as the query")

@@ -57,12 +57,12 @@ class ContrastiveLoss(RankingLoss):
     learning_rate: float | None = Field(
         None,
         gt=0,
-        description="learning rate of the temperature and bias, which have no weight decay; none: train.learning_rate",
+        description="learning rate of the temperature and bias, which have no weight decay; null: train.learning_rate",
     )
     block: PositiveInt | None = Field(
         None,
         description="number of images that are compared with all captions of a batch at a time, for large batches of single "
-        "vectors. Only block x batch_size scores are in memory, and the loss does not change. none: all images at once",
+        "vectors. Only block x batch_size scores are in memory, and the loss does not change. null: all images at once",
     )
 
     @property

@@ -36,7 +36,7 @@ class ModelConfig(Settings):
     word_dim: PositiveInt = Field(300, description="length of a word vector, for encoders that read words")
     image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_field(IMAGE_ENCODERS)] = LinearSettings()
     caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_field(CAPTION_ENCODERS)] = Field(
-        None, description="none: a GRU for words, a linear map for cached vectors"
+        None, description="null: a GRU for words, a linear map for cached vectors"
     )
     normalize_image: bool = Field(True, description="unit-length image embeddings; false for VSE0")
     absolute: bool = Field(False, description="absolute values of both embeddings, after their normalisation; true for Order0")

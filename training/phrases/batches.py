@@ -54,7 +54,7 @@ class SamplingSettings(PositiveRegionSettings):
     )
     candidates: PositiveInt | None = Field(
         None,
-        description="number of an image's candidates that may be negatives, sampled for each batch; none: all",
+        description="number of an image's candidates that may be negatives, sampled for each batch; null: all",
     )
 
 

@@ -57,7 +57,7 @@ class BertSettings(EncoderSettings):
     )
     max_length: PositiveInt | None = Field(
         None,
-        description="length in tokens at which captions are truncated, special tokens included; none: the limit of the model",
+        description="length in tokens at which captions are truncated, special tokens included; null: the limit of the model",
     )
     gradient_checkpointing: bool = Field(False, description="compute each layer twice instead of storing its activations")
 

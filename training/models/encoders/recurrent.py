@@ -39,12 +39,12 @@ class WordReaderSettings(EncoderSettings):
         "tenth another word, and the rest are removed (VSE-infinity: 0.2)",
     )
     head: DenseLayersSettings | None = Field(
-        None, description="layers from the last state to the embedding; none: the state is the embedding"
+        None, description="layers from the last state to the embedding; null: the state is the embedding"
     )
     words: str | None = Field(
         None,
         description="file of initial word vectors, unless --words names another file: word2vec (.bin or text), GloVe, or "
-        "Skip-Thought's table (.npy with dictionary.txt next to it); none: word embeddings start as U(-0.1, 0.1)",
+        "Skip-Thought's table (.npy with dictionary.txt next to it); null: word embeddings start as U(-0.1, 0.1)",
     )
     train_words: bool = Field(
         True,

@@ -56,9 +56,9 @@ class TodNetSettings(SimilaritySettings):
     transform: Literal["flow", "mlp"] = Field("flow", description="T: a conditional Real-NVP flow, or an MLP of x and v")
     layers: PositiveInt = Field(3, description="number of coupling layers of the flow")
     hidden: PositiveInt | None = Field(
-        None, description="number of hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
+        None, description="number of hidden layers of each network; null: 2 in the flow, 4 in the MLP, as in the paper"
     )
-    width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
+    width: PositiveInt | None = Field(None, description="width of the hidden layers; null: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
         "exp",
         description="factor of the changed half of a coupling layer whose network returns s: exp(s), exp(tanh(s)), "
