@@ -14,6 +14,7 @@ import torch
 from beartype.roar import BeartypeCallHintViolation
 
 import vse
+from tests import checked
 from tests.checked import CheckedLoader
 
 MODULES = [module.name for module in pkgutil.walk_packages(vse.__path__, "vse.") if not module.name.endswith("__main__")]
@@ -46,3 +47,12 @@ def test_a_wrong_shape_is_refused_where_annotations_are_strings() -> None:
     assert module.annotations.compiler_flag, "from __future__ import annotations"
     with pytest.raises(BeartypeCallHintViolation, match="n dim"):
         module.check_finite("images", torch.zeros(3))
+
+
+def test_the_first_calls_of_each_test_are_checked() -> None:
+    check_finite = importlib.import_module("vse.eval.ranking.ranks").check_finite
+    for _ in range(checked.CALLS if checked.CALLS < 100 else 100):
+        check_finite("images", torch.zeros(1, 3))
+    checked.begin_test()
+    with pytest.raises(BeartypeCallHintViolation, match="n dim"):
+        check_finite("images", torch.zeros(3))
