@@ -132,7 +132,7 @@ class InputEncoder:
     def encode(
         self, items: Any, are_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
     ) -> EncodedArrays:
-        """Return the embeddings of ``items``, which are captions or images. A single text or path has a single embedding."""
+        """Return the embeddings of captions or images. A single text or path has a single embedding."""
         single = isinstance(items, str | os.PathLike)
         packed = self.encode_packed([items] if single else items, are_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
@@ -146,7 +146,7 @@ class InputEncoder:
     def encode_packed(
         self, items: Any, are_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hide_progress_bar: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of ``items``, which are captions or images, as tensors.
+        """Return the embeddings of captions or images as tensors.
 
         For a model that compares sets of vectors, one tensor has the vectors of all sets, and another the length of each set.
         ``batch_size`` is the number of vectors or texts that are encoded at once.

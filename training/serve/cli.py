@@ -57,7 +57,7 @@ def serve_command(request: ServeRequest) -> None:
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
     with wrap_memory_errors("--device cpu does without it"):
-        runs, files = [fetch_model_folder(run) for run in request.runs], _list_run_file_options(request)
+        runs, files = [fetch_model_folder(run) for run in request.runs], _list_run_input_options(request)
         served = ServedRuns(runs, request.split, files, options, request.device)
         app = create_app(served, PageSettings(request.k, upload_bytes, list_trusted_hosts(request.host), pixels))
         if request.check:
@@ -75,7 +75,7 @@ def serve_command(request: ServeRequest) -> None:
             _exit_at_once()
 
 
-def _list_run_file_options(request: ServeRequest) -> list[RunInputOptions]:
+def _list_run_input_options(request: ServeRequest) -> list[RunInputOptions]:
     n_runs = len(request.runs)
     for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
         if len(files) not in (0, n_runs):

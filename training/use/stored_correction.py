@@ -55,7 +55,7 @@ class StoredCorrection:
     def append_corrections(self, vectors: Corpus, by_photo: bool) -> Vectors:
         """Append the number -b_x to the vector of each candidate x, and return the vectors (n, dim + 1).
 
-        b_x is the correction, which is subtracted from all scores of x. The candidates are captions if ``by_photo``, images
+        The correction b_x is subtracted from all scores of x. The candidates are captions if ``by_photo``, images
         otherwise.
         """
         bank = (self.image_bank if by_photo else self.caption_bank).numpy()
