@@ -62,8 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark most attacks as nightly, and deselect tests that need a GPU unless only these run, because the others hide it."""
-    leave_attacks_to_the_night(items)
+    """Mark most cases of long tests as nightly, and deselect tests that need a GPU unless only these run."""
+    leave_cases_to_the_night(items)
     if config.option.markexpr != "gpu":
         needing = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=needing)
@@ -75,18 +75,20 @@ def pytest_runtest_setup() -> None:
     checked.begin_test()
 
 
-def leave_attacks_to_the_night(items: list[pytest.Item]) -> None:
-    """Mark as nightly all but ``SMOKE`` cases of each test in a module with a constant ``SUITE`` or ``SAMPLED``.
+def leave_cases_to_the_night(items: list[pytest.Item]) -> None:
+    """Mark as nightly all but a few cases of each test that is marked ``sampled``, or whose module has a constant ``SUITE``.
 
-    The cases that run with each change are drawn at random, and always the same.
+    ``sampled(n)`` keeps n cases, otherwise ``SMOKE`` cases are kept. They are drawn at random, and always the same.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and (hasattr(item.module, "SUITE") or hasattr(item.module, "SAMPLED")):
+        if isinstance(item, pytest.Function) and (item.get_closest_marker("sampled") or hasattr(item.module, "SUITE")):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, attacks in cases.items():
-        kept = Random(name).sample(attacks, min(SMOKE, len(attacks)))
-        for item in attacks:
+    for name, sampled in cases.items():
+        mark = sampled[0].get_closest_marker("sampled")
+        n_kept = mark.args[0] if mark and mark.args else SMOKE
+        kept = Random(name).sample(sampled, min(n_kept, len(sampled)))
+        for item in sampled:
             if item not in kept:
                 item.add_marker(pytest.mark.nightly)
 
@@ -98,7 +100,7 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # let what libraries clean up when Python ends be collected
 
 
-SMOKE = 2  # cases of each attack that run with each change
+SMOKE = 2  # cases of such a test that run with each change
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8

@@ -28,12 +28,12 @@ SKIPPED = {
 }
 # Pages whose python blocks, and those of the docstrings in them, are the cells of one notebook; elsewhere each is a program.
 NOTEBOOKS = ("docs/notebook.md", "docs/python.md", "docs/howto/adapters.md")
-# Pages of one paper or one protocol, whose commands run at night; other tests cover what these commands do.
+# Pages of reference and of one paper or protocol, whose commands run at night; other tests cover what these commands do.
 NIGHTLY = {
     f"docs/{name}.md"
     for name in (
-        *("bert", "choices", "cluster", "compare", "compression", "dsve", "judged", "ladder", "languages"),
-        *("late_interaction", "noise", "phrases", "todnet", "vse_infty"),
+        *("bert", "choices", "cluster", "compare", "compression", "dsve", "evaluation", "features", "hubness", "judged"),
+        *("ladder", "languages", "late_interaction", "noise", "phrases", "scan", "tables", "todnet", "training", "vse_infty"),
     )
 }
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")

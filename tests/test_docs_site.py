@@ -45,6 +45,7 @@ def open_page(page: Any, site: Path, name: str) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_page_fits_the_screen(site: Path, chromium: Any, name: str) -> None:
     page = chromium.new_page()
@@ -56,7 +57,8 @@ def test_a_page_fits_the_screen(site: Path, chromium: Any, name: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", [*SAMPLE[:3], *(pytest.param(name, marks=pytest.mark.nightly) for name in SAMPLE[3:])])
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", SAMPLE)
 def test_a_page_is_accessible(site: Path, chromium: Any, name: str) -> None:
     page = chromium.new_page(viewport={"width": 390, "height": 900})
     open_page(page, site, name)
@@ -65,6 +67,7 @@ def test_a_page_is_accessible(site: Path, chromium: Any, name: str) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("query", "found"),
     [

@@ -88,6 +88,7 @@ def plain(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["plain", "editable", "strict"])
 def test_vse_imports_beside_a_folder_of_that_name_however_it_is_installed(
     mode: str, plain: Path, clone: Path, tmp_path: Path

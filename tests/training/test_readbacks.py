@@ -78,6 +78,7 @@ def on_device(trainer: RetrievalTrainer, chunk: Any) -> Any:
     return on_gpu(images), (*on_gpu(captions[:n_moved]), *captions[n_moved:])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_reads_nothing_back(name: str, cache: Path, regions: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     found: set[str] = set()

@@ -103,6 +103,7 @@ def test_the_report_fits_every_screen(world: World, chromium: Any) -> None:
     page.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_report_is_accessible(world: World, chromium: Any, width: int, scheme: str) -> None:
     for path in write_both(world):

@@ -100,6 +100,7 @@ def test_checkpointing_needs_no_gradients_and_no_trained_statistics() -> None:
         ImagesConfig(source="pictures", finetune=True, batch_norm="train", gradient_checkpointing=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_compiled_network_gives_the_same_vectors_and_gradients(checkpointing: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))

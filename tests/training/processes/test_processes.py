@@ -66,21 +66,22 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
-        pytest.param("max of hinges", 3, marks=pytest.mark.nightly),
+        ("max of hinges", 3),
         ("sum of hinges, masked, three batches an update, a running mean of weights", 3),
-        pytest.param("order embeddings", 2, marks=pytest.mark.nightly),
+        ("order embeddings", 2),
         ("two linear branches, neighbourhood sampling", 2),
         ("infonce by blocks, temperature learned", 2),
         ("infonce, each process with its own images", 3),
-        pytest.param("nested infonce", 2, marks=pytest.mark.nightly),
+        ("nested infonce", 2),
         ("sigmoid, each process with its own images", 2),
         ("batch normalisation in both branches", 2),
         ("similarity network", 2),
         ("fine-tuning", 2),
-        pytest.param("fine-tuning with batch normalisation", 2, marks=pytest.mark.nightly),
+        ("fine-tuning with batch normalisation", 2),
     ],
 )
 def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
@@ -110,6 +111,7 @@ def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "processes"),
     [("max of hinges", 1), ("sigmoid, each process with its own images", 2), ("fine-tuning", 1)],

@@ -80,6 +80,7 @@ class Opened:
         self.page.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_two_models_stand_side_by_side_and_one_fills_the_screen(chromium: Any, url: str, one_run_url: str, width: int) -> None:
     opened = Opened(chromium, url, viewport={"width": width, "height": 900})
@@ -102,6 +103,7 @@ def test_two_models_stand_side_by_side_and_one_fills_the_screen(chromium: Any, u
     opened.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_pages_are_accessible(chromium: Any, url: str, width: int, scheme: str, photo: Path) -> None:
     opened = Opened(chromium, url, viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -209,6 +211,7 @@ SEND = """async ([bytes, kind]) => {
 }"""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["choose", "drop", "paste"])
 def test_the_results_of_a_photograph_survive_a_reload(
     chromium: Any, url: str, photo: Path, kind: str, encoded: Callable[..., bytes]

@@ -33,7 +33,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers import epochs, retrieval
 from vse.training.training import train
 
-SAMPLED = True  # two cases of each test run with each change, all of them at night
+pytestmark = pytest.mark.sampled
 SHORT = ["train.epochs=2", "train.decay_after=1"]
 STEPS = 16  # two epochs of eight
 

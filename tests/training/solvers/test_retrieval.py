@@ -138,7 +138,7 @@ def test_two_branches_learn(cache: Path, tmp_path: Path) -> None:
     assert losses(run)[-1] < 0.8 * losses(run)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_loss_and_cnn_give_the_same(cache: Path, tmp_path: Path) -> None:
     """In a process of its own, where no annotations are checked, which cannot be compiled."""
     sets = ["model.similarity=order", "images.source=pictures", "images.finetune=true", "train.epochs=1", "train.compile=true"]

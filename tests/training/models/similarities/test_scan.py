@@ -77,6 +77,7 @@ def with_gradients(score: Any, images: BatchVectors, captions: BatchVectors) -> 
     return [scores.detach(), *torch.autograd.grad((scores * weights).sum(), sides)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -90,6 +90,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("settings", FORMS, ids=lambda settings: "-".join(map(str, settings.values())))
 def test_values_and_gradients_are_those_of_the_loop(settings: dict[str, Any]) -> None:
     made, images = built(**settings), 1.7 * IMAGES
@@ -284,6 +285,7 @@ def test_the_measured_distance_is_zero_before_training() -> None:
     assert made.measure_pairs((IMAGES,), (CAPTIONS[:4],))["deformation"] == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("log_block", [0, 3, 11])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
 def test_listed_pairs_have_the_scores_of_the_loop(form: dict[str, Any], log_block: int, monkeypatch: Patch) -> None:
