@@ -1,9 +1,9 @@
 """Run every benchmark whose inputs exist, one after the other, and record the minutes that each takes.
 
 The commands come from the docstrings of the scripts. Commands with a comment are left out, and so are commands that name
-a missing file or folder, such as the features and runs of Flickr8k. If a benchmark fails, the others still run, and the
-exit code is 1. Each benchmark writes its own CSV; ``python -m benchmarks.performance`` builds docs/performance.md from
-these. Run nothing else on the machine meanwhile.
+a missing file or folder, such as the features and runs of Flickr8k, or a placeholder in capitals. If a benchmark fails,
+the others still run, and the exit code is 1. Each benchmark writes its own CSV; ``python -m benchmarks.performance`` builds
+docs/performance.md from these. Run nothing else on the machine meanwhile.
 
     python -m benchmarks.all
     python -m benchmarks.all --only ranks training --dry-run
@@ -39,9 +39,10 @@ def commands() -> dict[str, list[list[str]]]:
 
 
 def is_ready(words: list[str]) -> bool:
-    """Return whether the files and folders that a command names exist."""
+    """Return whether a command names no placeholder, and the files and folders that it names exist."""
     named = [word.rpartition("=")[2] for word in words]
-    return all((ROOT / name).exists() for name in named if "/" in name or name.endswith((".h5", ".json", ".txt")))
+    paths = [name for name in named if "/" in name or name.endswith((".h5", ".json", ".txt"))]
+    return not any(map(str.isupper, named)) and all((ROOT / path).exists() for path in paths)
 
 
 def main() -> int:

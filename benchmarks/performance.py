@@ -183,7 +183,7 @@ def gpu_block() -> str:
     """Return the table of benchmarks/gpu.py."""
     table = table_of("gpu")
     if table.empty:
-        return "Not measured yet: no GPU was available."
+        return "Not measured yet."
     rows = [
         [
             row["work"],
