@@ -37,7 +37,7 @@ from vse.pipeline.demo import create_demo  # noqa: E402
 
 settings.register_profile(
     "vse",
-    max_examples=15,
+    max_examples=10,
     deadline=None,  # a busy machine is not a failure
     derandomize=True,  # a run that fails fails again; other examples come with --hypothesis-profile=default
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -84,8 +84,8 @@ def test_a_bank_of_random_crops_depends_on_the_image_alone(few: Path, tmp_path: 
     assert np.abs(found[0][:, 0] - found[0][:, 1]).max() > 0.01
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``aot_eager`` traces the network but compiles no machine code, which takes a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))

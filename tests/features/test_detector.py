@@ -42,6 +42,7 @@ def photographs(n: int = 3) -> list[Image.Image]:
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2"])
 def test_detections_are_torchvision_s(model: str, extractor: RegionsExtractor, monkeypatch: pytest.MonkeyPatch) -> None:
     same = extractor if model == SMALL.model else RegionsExtractor(SMALL.model_copy(update={"model": model}))
