@@ -50,6 +50,11 @@ def instructions() -> str:
     return "AVX-512 and bf16" if "avx512_bf16" in flags else "AVX-512"
 
 
+def precisions() -> list[str]:
+    """Return the precisions to measure: fp32, and bf16 where the processor has instructions for it."""
+    return ["fp32", "bf16"] if "bf16" in instructions() else ["fp32"]
+
+
 def machine() -> str:
     """Return processor, cores, torch version and ``avx2``, if it is the widest instruction set, as a part of a file name."""
     model = "cpu"

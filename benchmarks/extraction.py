@@ -26,7 +26,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from common import report
+from common import precisions, report
 from PIL import Image
 
 from vse.features.backbones.networks import autocast, load_backbone
@@ -125,7 +125,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["timm/tf_efficientnet_lite0"])
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--precisions", nargs="+", default=precisions())
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, default=16)

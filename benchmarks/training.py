@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import report
+from common import precisions, report
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -314,10 +314,8 @@ def speeds(data: Data, threads: int, rounds: int) -> list[dict[str, object]]:
     loops = [
         PublishedLoop(experiment, data, 0),
         PublishedLoop(experiment, data, 0, workers=2),
-        OurLoop(experiment, data, 0, "fp32"),
-        OurLoop(experiment, data, 0, "bf16"),
-        ProductsAlone(experiment, data, "fp32"),
-        ProductsAlone(experiment, data, "bf16"),
+        *(OurLoop(experiment, data, 0, precision) for precision in precisions()),
+        *(ProductsAlone(experiment, data, precision) for precision in precisions()),
     ]
     found: dict[str, list[dict[str, float]]] = {loop.name: [] for loop in loops}
     for _ in range(1 + rounds):
@@ -343,7 +341,7 @@ def speeds(data: Data, threads: int, rounds: int) -> list[dict[str, object]]:
 def curves(data: Data, name: str, seed: int, epochs: int) -> list[dict[str, object]]:
     """Train all loops, and return a row for each of their epochs."""
     experiment = load_experiment(name)
-    loops = [PublishedLoop(experiment, data, seed), *(OurLoop(experiment, data, seed, p) for p in ("fp32", "bf16"))]
+    loops = [PublishedLoop(experiment, data, seed), *(OurLoop(experiment, data, seed, p) for p in precisions())]
     rows: list[dict[str, object]] = []
     for epoch in range(1, epochs + 1):
         for loop in loops:

@@ -103,6 +103,7 @@ compare network embedding
 compare network network_truth
 compare network network_linear
 compare network_coordinates network
+# The committed comparison names the second run f8k_entities_network, because its folder had no suffix then. It is the one on bf16 features.
 vse-eval --compare runs/${dataset}_network_after_first/seed-*/test.h5 runs/${dataset}_network_bf16/seed-*/test.h5 \
   --out "$results/network_after_first_vs_network.json"
 compare edge_boxes_200 edge_boxes_36
