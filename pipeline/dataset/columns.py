@@ -165,7 +165,16 @@ class ImageColumns(Sequence[Image]):
     def __getitem__(self, index: int | slice) -> Image | ImageColumns:
         if isinstance(index, slice):
             return ImageColumns(self._columns, self._row_indices[index])
-        return next(iter(ImageColumns(self._columns, self._row_indices[[index]])))
+        columns, row = self._columns, int(self._row_indices[index])
+        group = int(np.searchsorted(columns.group_ends, row, side="right"))
+        first = int(columns.group_ends[group - 1]) if group else 0
+        file, texts = columns.read_file_and_captions(group, row - first)
+        imgid, split, cocoid, end = (
+            int(column[row]) for column in (columns.imgids, columns.splits, columns.cocoids, columns.caption_ends)
+        )
+        sentids = columns.sentids[end - len(texts.raw_texts) : end].tolist()
+        captions = _build_captions(imgid, sentids, 0, texts)
+        return Image(imgid, file, SPLITS[split], captions, None if cocoid == NO_COCOID else cocoid)
 
     def __iter__(self) -> Iterator[Image]:
         for group, rows in self._iterate_groups():

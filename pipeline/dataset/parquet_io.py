@@ -83,6 +83,7 @@ class ParquetColumns:
         self.group_ends = np.cumsum([*groups], dtype=np.int64)
         self.read_files = lru_cache(_CACHED_GROUPS)(self._read_files)
         self.read_captions = lru_cache(_CACHED_GROUPS)(self._read_captions)
+        self._read_group_once = cache(self._read_group)
 
     @property
     def n_images(self) -> int:
@@ -160,6 +161,18 @@ class ParquetColumns:
     def read_languages(self, group: int) -> list[str | None]:
         """Return the language (or None) of each caption in a row group; an empty list if the file has no languages."""
         return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
+
+    def read_file_and_captions(self, group: int, row: int) -> tuple[str, CaptionTexts]:
+        """Return the file name and the captions of image ``row`` of a row group.
+
+        The columns of the group stay in memory, because a search reads single images in any order. They are not decoded: a
+        million captions take about 100 MB.
+        """
+        files, sentences = self._read_group_once(group)
+        return files[row].as_py(), decode_captions(sentences[row : row + 1])
+
+    def _read_group(self, group: int) -> tuple[Any, Any]:
+        return self._read("filename", [group]).combine_chunks(), self._read("sentences", [group]).combine_chunks()
 
     def _read_files(self, group: int) -> list[str]:
         files: list[str] = self._read("filename", [group]).to_pylist()

@@ -63,6 +63,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     assert not parquet_copy_path(path).exists()  # it is small
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MIN_LARGE_JSON_BYTES", 0)
+        patch.setattr(columns, "IMAGES_PER_GROUP", 2)
         again = load_twice(path)
     images = again.images
     assert isinstance(images, ImageColumns)
