@@ -99,21 +99,16 @@ def _texts(encoder: str, peer: str) -> Work:
 
 
 def _extraction(precision: str, **further: Any) -> Work:
-    """Return the row of an extraction with the preset's folded batch norms; the limit is the network alone in fp32."""
-    of = partial(_extracted, precision=precision, folded=True)
+    """Return the row of an extraction with the preset's folded batch norms; the limit is the network alone, not folded."""
+    rate = partial(cell, "extraction", model="timm/tf_efficientnet_lite0", precision=precision, folded=True)
     return Work(
         f"extraction, EfficientNet-Lite0, {precision}",
         "images/cpu-s",
-        of("extract"),
-        peer=("timm and a DataLoader", of("timm")),
-        limit=("the network alone, fp32", _extracted("forward", "fp32", folded=False)),
+        rate("extract_images_per_cpu_s"),
+        peer=("timm and a DataLoader", rate("timm_images_per_cpu_s")),
+        limit=("the network alone", rate("forward_images_per_cpu_s")),
         **further,
     )
-
-
-def _extracted(what: str, precision: str, folded: bool) -> Cell:
-    where = {"model": "timm/tf_efficientnet_lite0", "precision": precision, "folded": folded}
-    return cell("extraction", f"{what}_images_per_cpu_s", **where)
 
 
 WORKS = (
