@@ -166,7 +166,7 @@ class ParquetColumns:
         """Return the file name and the captions of image ``row`` of a row group.
 
         The columns of the group stay in memory, because a search reads single images in any order. They are not decoded: a
-        million captions take about 100 MB.
+        million captions take about 170 MB.
         """
         files, sentences = self._read_group_once(group)
         return files[row].as_py(), decode_captions(sentences[row : row + 1])
