@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT
 from vse.eval.tables.significance import build_printed_pairwise_table
 from vse.eval.tables.table import format_text_table
 
-_PAGE_NAMES = "choices compression flickr8k hubness judged languages late_interaction noise phrases quickstart"
+_PAGE_NAMES = "choices compression flickr8k hubness judged ladder languages late_interaction noise phrases quickstart"
 PAGES = [f"docs/{name}.md" for name in _PAGE_NAMES.split()]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in sorted(ROOT.glob("docs/**/*.md")) for number in page_numbers(page)]
