@@ -1,9 +1,9 @@
 """Run every benchmark whose inputs exist, one after the other, and record the minutes that each takes.
 
-The commands come from the docstrings of the scripts. Commands with a comment are left out, and so are commands that name
-a missing file or folder, such as the features and runs of Flickr8k, or a placeholder in capitals. If a benchmark fails,
-the others still run, and the exit code is 1. Each benchmark writes its own CSV; ``python -m benchmarks.performance`` builds
-docs/performance.md from these. Run nothing else on the machine meanwhile.
+The commands come from the docstrings of the scripts. These are left out: commands with a comment, commands with a
+placeholder in capitals, and commands that name a missing file or folder, such as the features and runs of Flickr8k. If a
+benchmark fails, the others still run, and the exit code is 1. Each benchmark writes its own CSV. Then
+``python -m benchmarks.performance`` builds docs/performance.md from these. Run nothing else on the machine meanwhile.
 
     python -m benchmarks.all
     python -m benchmarks.all --only ranks training --dry-run

@@ -80,14 +80,16 @@ def _measured_on(table: pd.DataFrame) -> str:
     """Return the machine of most rows, the load, the versions of other programs, and a list of the rows of other machines."""
     machines = table[table["now"].notna()].groupby("machine")["work"].apply(list)
     most = max(machines.index, key=lambda machine: len(machines[machine]), default="")
-    said = f"Measured on {most}, without a GPU."
-    if not (running := table["running_threads"].dropna()).empty:
+    said, rows = f"Measured on {most}, without a GPU.", table[table["machine"] == most]
+    if not (running := rows["running_threads"].dropna()).empty:
         low, high = (f"{value:.1f}" for value in (running.min(), running.max()))
         said += f" On average, {low if low == high else f'{low} to {high}'} threads were running."
-    if peers := sorted({peer for peers in table["peers"] for peer in peers.split(", ") if peer}):
+    if peers := sorted({peer for peers in rows["peers"] for peer in peers.split(", ") if peer}):
         said += f" Versions: {', '.join(peers)}."
     others = [f"- {machine}: {'; '.join(works)}" for machine, works in machines.items() if machine != most]
-    return "\n".join([f"{said} These rows were measured elsewhere:", "", *others]) if others else said
+    if others:
+        said = "\n".join([f"{said} These rows were measured on other machines or with other versions:", "", *others])
+    return said
 
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:

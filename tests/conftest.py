@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark most cases of long tests as nightly, and deselect tests that need a GPU unless only these run."""
+    """Mark most cases of long tests as nightly, and deselect tests that need a GPU unless ``-m gpu`` is given."""
     leave_cases_to_the_night(items)
     if config.option.markexpr != "gpu":
         needing = [item for item in items if item.get_closest_marker("gpu")]
@@ -78,7 +78,7 @@ def pytest_runtest_setup() -> None:
 def leave_cases_to_the_night(items: list[pytest.Item]) -> None:
     """Mark as nightly all but a few cases of each test that is marked ``sampled``, or whose module has a constant ``SUITE``.
 
-    ``sampled(n)`` keeps n cases, otherwise ``SMOKE`` cases are kept. They are drawn at random, and always the same.
+    ``sampled(n)`` keeps n cases, otherwise ``SMOKE`` cases are kept. The name of the test is the seed of the choice.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -165,8 +165,8 @@ class ParquetColumns:
     def read_file_and_captions(self, group: int, row: int) -> tuple[str, CaptionTexts]:
         """Return the file name and the captions of image ``row`` of a row group.
 
-        The columns of the group stay in memory, because a search reads single images in any order. They are not decoded: a
-        million captions take about 170 MB.
+        The columns of every group that was read stay in memory, because a search reads single images in any order. They are
+        not decoded: a million captions take about 170 MB.
         """
         files, sentences = self._read_group_once(group)
         return files[row].as_py(), decode_captions(sentences[row : row + 1])

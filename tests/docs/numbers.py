@@ -56,7 +56,7 @@ def page_numbers(page: Path) -> list[PageNumber]:
 
 
 def unmarked_intervals(page: Path) -> list[str]:
-    """Return the intervals in the sentences of a page that name no place in a file; rows of tables and code are left out."""
+    """Return the intervals on a page without a comment that names their file; tables and blocks of code are left out."""
     text = re.sub(r"^```.*?^```", "", _MARKER.sub("", page.read_text(encoding="utf-8")), flags=re.DOTALL | re.MULTILINE)
     return [one for line in text.splitlines() if not line.startswith("|") for one in re.findall(INTERVAL, line)]
 

@@ -11,7 +11,7 @@ heads="vsepp infonce_minilm twobranch cca"
 networks="effnet effnet2 mobilenet"
 mkdir -p "$results"
 
-name() { # HEAD NETWORK
+name() { # HEAD NETWORK; the names of the presets end with _effnet, whichever network the features come from
   echo "$1_effnet@f8k+minilm+$2"
 }
 
