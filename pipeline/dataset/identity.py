@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdIndex, Ids, caption_ids, caption_texts, count_captions_per_image, image_ids
+from vse.pipeline.dataset.columns import (
+    IdIndex,
+    Ids,
+    caption_ids,
+    caption_texts,
+    count_captions_per_image,
+    image_ids,
+    select_images,
+)
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.images import Image
 from vse.pipeline.errors import UserError
@@ -187,7 +195,7 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
         return _NO_IDS, None
     rows = np.flatnonzero(IdIndex(recorded.image_ids).find_rows(image_ids(dataset.images)) >= 0)
     chosen = rows[np.linspace(0, len(rows) - 1, min(max_photos, len(rows))).astype(np.int64)] if len(rows) else rows
-    images = [dataset.images[int(row)] for row in chosen]
+    images = select_images(dataset.images, np.isin(np.arange(len(dataset.images)), chosen))
     return hash_photos([(image.imgid, dataset.image_path(image)) for image in images])
 
 
