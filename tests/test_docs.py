@@ -28,14 +28,11 @@ SKIPPED = {
 }
 # Pages whose python blocks, and those of the docstrings in them, are the cells of one notebook; elsewhere each is a program.
 NOTEBOOKS = ("docs/notebook.md", "docs/python.md", "docs/howto/adapters.md")
-# Pages of reference and of one paper or protocol, whose commands run at night; other tests cover what these commands do.
-NIGHTLY = {
-    f"docs/{name}.md"
-    for name in (
-        *("bert", "choices", "cluster", "compare", "compression", "dsve", "evaluation", "features", "hubness", "judged"),
-        *("ladder", "languages", "late_interaction", "noise", "phrases", "scan", "tables", "todnet", "training", "vse_infty"),
-    )
-}
+# Pages whose commands run with each change: the front door, and the most common tasks. All others run at night.
+WITH_EACH_CHANGE = (
+    *("README.md", "docs/index.md", "docs/quickstart.md", "docs/tutorial.md", "docs/python.md"),
+    *("docs/howto/dataset.md", "docs/howto/loss.md", "docs/howto/vectors.md"),
+)
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
 
@@ -76,7 +73,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.nightly] * (page in NIGHTLY)) for page in pages()])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page in WITH_EACH_CHANGE else pytest.mark.nightly) for page in pages()]
+)
 def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     world.begin()
     there = blocks(page)

@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT, pages
 
 __all__ = ["chromium"]  # a fixture
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SAMPLE = ("index", "quickstart", "commands/vse-eval", "training", "flickr8k", "formats")
 
@@ -45,7 +45,6 @@ def open_page(page: Any, site: Path, name: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_page_fits_the_screen(site: Path, chromium: Any, name: str) -> None:
     page = chromium.new_page()
@@ -57,7 +56,6 @@ def test_a_page_fits_the_screen(site: Path, chromium: Any, name: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_page_is_accessible(site: Path, chromium: Any, name: str) -> None:
     page = chromium.new_page(viewport={"width": 390, "height": 900})
@@ -67,7 +65,6 @@ def test_a_page_is_accessible(site: Path, chromium: Any, name: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("query", "found"),
     [

@@ -22,6 +22,8 @@ from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.saved_datasets import save
 from tests.test_killed import files
 
+pytestmark = pytest.mark.nightly
+
 N_IMAGES = 6
 MOST_KILLS = 3  # of one try
 MAIN = "vse.features.cli:data_main"

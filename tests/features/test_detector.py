@@ -111,6 +111,7 @@ def test_the_number_of_boxes_follows_the_scores(score: float, expected: int, ext
     assert (found.scores.diff() <= 0).all(), "best first"
 
 
+@pytest.mark.nightly
 def test_the_first_picture_does_not_set_the_scale_of_the_others(extractor: RegionsExtractor) -> None:
     small, large = (torch.zeros(3, *size, dtype=torch.uint8) for size in ((30, 90), (64, 64)))
     large[:, 10:40, 20:50] = 200
@@ -154,6 +155,7 @@ def test_regions_depend_on_no_batch_or_shard_and_lie_inside(extractor: RegionsEx
     assert (boxes[:, 2:] > boxes[:, :2]).all()
 
 
+@pytest.mark.nightly
 def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) -> None:
     torch.manual_seed(1)
     trained: Any = torchvision.models.get_model(SMALL.model, weights=None, weights_backbone=None, min_size=48, max_size=64)

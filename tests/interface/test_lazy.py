@@ -38,7 +38,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
     assert list(inspect.signature(vse.train).parameters)[:3] == ["features", "experiment", "sets"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", ["from vse import train; import vse", "import vse.training.kinds, vse"])
 def test_train_is_a_function_whatever_was_imported_before(code: str) -> None:
     assert python(f"{code}; import types; print(type(vse.train) is types.FunctionType)") == "True"

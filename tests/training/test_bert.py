@@ -155,6 +155,7 @@ def test_bad_settings_are_one_line(bert: Path, cache: Path, tfidf: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_scan_attends_to_tokens(bert: Path, positions: Path, tmp_path: Path, capsys: Capture) -> None:
     sets = ["model.similarity={name: scan, attention: t2i}", *encoder(bert, states="all"), "train.epochs=1"]

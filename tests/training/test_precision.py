@@ -71,6 +71,7 @@ def test_emulated_bf16_trains_after_one_warning(cache: Path, tmp_path: Path, wit
     assert "--set train.precision=auto" in warning
 
 
+@pytest.mark.nightly
 def test_another_precision_names_the_setting(cache: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     whole = train(cache, experiment("train.precision=bf16"), out=tmp_path / "whole")
     run = _stopped(cache, tmp_path / "run", "bf16")

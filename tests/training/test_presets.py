@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torchvision.models import resnet18
@@ -378,29 +377,9 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     return run
 
 
-ALSO = ("backbone", "start_from", "caption_feature", "truth_feature", "eval_feature", "finetune")
-
-
-def parts_of(settings: dict[str, Any]) -> set[str]:
-    """The named parts of an experiment, and whether it reads other runs, other features and photos."""
-    found = {key for key in ALSO if settings.get(key)} | {f"images: {settings.get('source')}"}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            found |= {f"{key}: {value.get('name')}"} | parts_of(value)
-    return found
-
-
-def with_a_new_part() -> Iterator[Any]:
-    """The experiments; those whose parts have all come before are for the night."""
-    known: set[str] = set()
-    for name in EXPERIMENTS:
-        parts = parts_of(load_experiment(name, "demo").settings_affecting_weights())
-        yield pytest.param(name, marks=[] if parts - known else pytest.mark.nightly)
-        known |= parts
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(with_a_new_part()))
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> None:
     run = RunFolder(trained(name))
     assert run.read_record()["state"] == "finished"

@@ -107,6 +107,7 @@ def test_a_trained_cnn_is_validated_on_the_evaluation_feature(small: Path, large
     assert state(run)["rows"][-1]["t2i_r1"] == pytest.approx(100 * found.float().mean().item())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_training_with_its_cnn_is_resumed_bit_for_bit(small: Path, large: Path, tmp_path: Path) -> None:
     waits = ["train.frozen={cnn: 1, caption_encoder: 1}", "train.learning_rates={cnn: 1e-3}", "train.epochs=2"]
@@ -130,6 +131,7 @@ def some_empty(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_regions(demo, tmp_path_factory.mktemp("empty") / "features.h5", counts, features)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sets", [T2I, SCAN], ids=["t2i", "i2t"])
 @pytest.mark.parametrize("features", ["positions", "some_empty"])
 def test_files_have_scores_of_each_pair(

@@ -100,6 +100,7 @@ def test_the_main_job_ends_with_the_metrics_of_the_settings(main_job: Path) -> N
     assert result["provenance"]["config"]["train"]["epochs"] == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(more: Work) -> None:
     """vsepp_ft starts from vsepp_rc of the same seed, which trains on a crop bank and is validated on centre crops."""
@@ -204,6 +205,7 @@ def test_features_of_each_kind_are_extracted_and_sound(more: Work) -> None:
     assert phrases.text_unit == "phrases"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_model_on_embeddings_brings_the_run_that_makes_them(more: Work) -> None:
     """Each seed reads the embeddings of the run with the same seed."""
@@ -349,6 +351,7 @@ seeds: [0, 1]
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_ladder_is_every_combination_that_fits_with_its_costs(more: Work) -> None:
     more.preset("ladders/demo", LADDER)

@@ -176,9 +176,8 @@ def test_what_does_not_belong_together_is_refused(
     assert not (tmp_path / "p.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.browser
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("two", "width", "scheme"), [(False, 1280, "light"), (True, 390, "dark")])
 def test_a_browser_shows_the_page_whole(
     result: Callable[..., Path], tmp_path: Path, chromium: Any, two: bool, width: int, scheme: str

@@ -131,6 +131,7 @@ PLAYERS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("player", PLAYERS)
 def test_its_state_is_saved_and_resumed_bit_for_bit(cache: Path, positions: Path, tmp_path: Path, player: str) -> None:
     settings = experiment(*PLAYERS[player], "loss=sum", "train.epochs=2", "train.batch_size=60")

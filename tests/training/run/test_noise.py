@@ -34,6 +34,7 @@ def test_a_rate_of_0_trains_the_same_weights_bit_for_bit(run: Path, demo: Path, 
     assert losses(run) == losses(noisy)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["caption", "image", "word"])
 def test_training_with_noise_equals_training_on_a_data_set_with_these_captions(
     demo: Path, cache: Path, tmp_path: Path, kind: Any

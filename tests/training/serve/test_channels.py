@@ -40,6 +40,7 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
     return response.status, json.loads(text) if response.getheader("Content-Type") == "application/json" else text
 
 
+@pytest.mark.nightly
 def test_a_client_that_stops_sending_is_disconnected(app: flask.Flask) -> None:
     header, photo = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", HEADER + b"Content-Length: 1000\r\n\r\nphoto"
     with running(app, limits=IMPATIENT) as url, ExitStack() as stack:
@@ -69,6 +70,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(app: flask.Flas
         assert ended
 
 
+@pytest.mark.nightly
 def test_half_open_connections_do_not_keep_others_out_for_long(app: flask.Flask) -> None:
     limits = ConnectionLimits(max_connections=5, idle_timeout_s=0.2, refused_timeout_s=0.2)
     with running(app, limits=limits) as url:

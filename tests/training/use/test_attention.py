@@ -67,6 +67,7 @@ def cards(page: str) -> list[str]:
     return page.split('<li class="card')[1:]
 
 
+@pytest.mark.sampled(1)
 def test_for_a_text_each_photo_shows_where_its_words_look(on_grid: Path, demo: Path, tmp_path: Path) -> None:
     dataset = load_dataset_file(demo)
     page = searched(on_grid, TEXT, tmp_path / "page.html", "-k", 3)
@@ -226,6 +227,7 @@ def test_a_photo_shows_where_the_words_of_each_caption_look(folder: Path, demo: 
             compare(shown.of(numbers), folder / "run", int(run.image_ids[query]), words)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("on_grid", ["t2i"], indirect=True, scope="module")
 def test_two_results_have_drawings_of_their_own(folder: Path, positions: Path, cache: Path, tmp_path: Path) -> None:
