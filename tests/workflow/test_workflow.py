@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
@@ -383,6 +384,17 @@ def test_another_ladder_is_named_by_configuration(work: Work) -> None:
     text = work.plan(target, "--config", "ladder=own")
     assert "--experiment vsepp@own+words+fc7 --seed 5" in text
     assert "vse-table ladder results/demo_vsepp@own+words+fc7.json --out results/tables/ladder_demo.svg" in text
+
+
+@pytest.mark.nightly
+def test_the_report_of_snakemake_contains_results_reports_and_tables(more: Work) -> None:
+    files = ["results/demo_vsepp.json", "results/demo_vsepp.html", "results/tables/summary_demo.csv"]
+    targets = [*files, "--config", 'experiments=["vsepp"]']
+    more.make(*targets)
+    more.make(*targets, "--report", "report.zip")
+    with ZipFile(more.folder / "report.zip") as archive:
+        included = {Path(name).name for name in archive.namelist()}
+    assert {Path(file).name for file in files} <= included
 
 
 @pytest.mark.slow
