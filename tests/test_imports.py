@@ -83,6 +83,7 @@ print(*imported, sep="\\n")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_steps_of_the_main_job_import_only_what_they_use(cache: Path, tmp_path: Path) -> None:
     steps = output(MAIN_JOB, cache, tmp_path)[-5:]

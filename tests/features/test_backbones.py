@@ -188,6 +188,7 @@ def test_a_layer_that_is_read_stays() -> None:
         )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["resnet18", "mobilenet_v3_small", "timm/efficientnet_lite0"])
 def test_features_are_equal_to_1e_5_and_have_a_key_of_their_own(demo: Path, model: str) -> None:
     if model.startswith("timm/"):

@@ -251,6 +251,7 @@ def test_cells_of_a_map_that_is_cut_off_are_still_as_large() -> None:
     assert compute_cells_per_pixel(12, 36) == 1 / 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("source", ["edge_boxes", "file"])
 def test_training_images_may_have_fewer_boxes(source: str, few: Path, tmp_path: Path) -> None:
     dataset = load_dataset_file(few)

@@ -88,6 +88,7 @@ def written_again(files: dict[str, bytes], source: Path, server: Server) -> None
     server.files["there/bundle.tar"] = source.with_suffix(".tar").read_bytes()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("how", ["flipped", "cut", "renamed", "swapped"])
 def test_a_damaged_piece_makes_no_cache(
     how: str, where: str, source: Path, server: Server, tmp_path: Path, fails: Fails

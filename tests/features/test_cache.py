@@ -158,6 +158,7 @@ READERS: dict[str, Callable[[FeatureCache], FeatureReader]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [0, DIM - 1])
 @pytest.mark.parametrize("how", READERS)
 def test_the_first_and_the_last_number_of_every_row_are_compared(how: str, number: int, large: Path) -> None:

@@ -109,6 +109,7 @@ def place(request: pytest.FixtureRequest, tars: Path, monkeypatch: pytest.Monkey
         yield str(tars) if request.param == "path" else tars.as_uri()
 
 
+@pytest.mark.sampled(2)
 def test_features_are_those_of_loose_files_bit_for_bit(place: str, tars: Path) -> None:
     names = sorted(path.name for path in tars.iterdir())
     sources = [f"{place}{name}" for name in names] if place.startswith("http") else [place]

@@ -216,6 +216,7 @@ def command(demo: Path, out: Path, folder: Path, *more: object) -> list[object]:
     return ["text", "--dataset", demo, "--feature", "minilm", *options]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pooling", ["own", "tokens"])
 def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, few: Path, bert: Path, clip: str, tmp_path: Path) -> None:
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):

@@ -58,6 +58,7 @@ def test_a_repeated_extraction_changes_no_file(few: Path, out: Path) -> None:
     assert states(out) == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -57,6 +57,7 @@ def captions(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_noun_phrases_are_marked_and_pronouns_are_not(pipeline: Path, captions: Path, tmp_path: Path, capsys: Output) -> None:
     succeed(main, "add-phrases", captions, "--chunker", pipeline, "--out", tmp_path / "marked")
     dataset = load_dataset_file(tmp_path / "marked" / "dataset.json")

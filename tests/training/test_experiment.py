@@ -144,6 +144,7 @@ def test_what_models_take_decides(name: str, why: str | None) -> None:
     assert said == why if why is None or said is None else why in said
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("base", "captions"), [("twobranch", "tfidf"), ("cca", "words"), ("twobranch", "words")])
 def test_training_refuses_what_the_rule_leaves_out(base: str, captions: str, cache: Path, tfidf: Path, tmp_path: Path) -> None:
     name = f"{base}+{captions}+fc7"

@@ -162,6 +162,7 @@ def of_captions(captions: str) -> list[str]:
     return ["model.image_encoder=gpo", f"model.caption_encoder={captions}", *TRAINED]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("captions", "features"), [(WORDS, "regions"), (TOKENS, "positions")], ids=["words, regions", "tokens, positions"]

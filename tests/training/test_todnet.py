@@ -147,6 +147,7 @@ def test_the_best_by_the_backbone_s_cosine_are_re_ranked(trained: Path, run: Pat
     assert printed(capsys, trained, "a red square", "--rerank", 12)[0] == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sets", [[], ["model.similarity.transform=mlp", "train.precision=bf16"]])
 def test_a_resume_ends_with_the_same_bits(sets: list[str], frozen: Path, tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ presets:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_ensemble_trains_its_members_and_averages_them_seed_by_seed(more: Work) -> None:
     more.preset("experiments/mine", DUO)
@@ -165,6 +166,7 @@ def test_phrases_are_combined_with_sentences_by_a_share_that_validation_chooses(
     assert f"vse-embed {phrases} --split" not in text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(more: Work) -> None:
     names = ("twobranch_constraints", "cca")

@@ -109,6 +109,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Package(run, figures, {direction: len(queries) for direction, queries in metrics.eccv_gts.items()})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["full", "1k", "cxc"])
 def test_recalls_equal_the_packages(package: Package, protocol: str) -> None:

@@ -142,6 +142,7 @@ def write_scores_of_pairs(folder: Path, directions: bool = False) -> Path:
     return folder / "test.h5"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("bank", ["train", "test"])
 @pytest.mark.parametrize("method", PARAMETER_CHOICES)
 @pytest.mark.parametrize("directions", [False, True])

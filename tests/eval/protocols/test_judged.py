@@ -64,6 +64,7 @@ def with_own_pairs(run: Embeddings, grades: Grades) -> tuple[Grades, list[int], 
     return {**{pair: grade for pair, grade in own.items() if pair[0] in images}, **grades}, images, captions
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_pytrec_eval_measures_the_same(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)

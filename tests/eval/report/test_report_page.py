@@ -17,6 +17,7 @@ __all__ = ["chromium", "world"]  # fixtures
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("two", "width"), [(False, 1280), (True, 390)])
 def test_a_browser_shows_the_page_whole(world: World, chromium: Any, two: bool, width: int) -> None:
     long = "w" * 200  # one word, longer than a phone is wide
@@ -93,6 +94,7 @@ def write_both(world: World) -> tuple[Path, Path]:
     return write_two(world, queries=2), one
 
 
+@pytest.mark.nightly
 def test_the_report_fits_every_screen(world: World, chromium: Any) -> None:
     page = chromium.new_page()
     for path in write_both(world):

@@ -148,6 +148,7 @@ def slow_batch(loss: RankingLoss, batch: Batch, i2t: Tensor, t2i: Tensor) -> Ten
     return total
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "settings"), CASES)
 @given(
     n=st.integers(1, 9),

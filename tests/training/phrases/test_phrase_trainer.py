@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_stopped_at_random_steps(name: str, caches: Caches, tmp_path: Path) -> None:
     preset, sets = OPTIONS[name]

@@ -111,7 +111,7 @@ def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "processes"),
     [("max of hinges", 1), ("sigmoid, each process with its own images", 2), ("fine-tuning", 1)],

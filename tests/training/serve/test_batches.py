@@ -60,6 +60,7 @@ def encode_alone(encode: Callable[[str], EncodedQuery], text: str) -> EncodedQue
         return str(error)
 
 
+@pytest.mark.sampled(2)
 def test_texts_together_have_bit_for_bit_the_embeddings_and_hits_of_each_alone(form: tuple[str, ServedRuns]) -> None:
     name, served = form
     searcher = served.runs[0].searcher

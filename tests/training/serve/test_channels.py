@@ -50,6 +50,7 @@ def test_a_client_that_stops_sending_is_disconnected(app: flask.Flask) -> None:
         assert [client.recv(1000) for client, _ in half_open] == [b""] * 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "start", [b"GET / HTTP/1.1\r\nX: ", HEADER + b"Content-Length: 90000\r\n\r\n"], ids=["header", "photo"]
 )

@@ -80,7 +80,7 @@ class Opened:
         self.page.close()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", WIDTHS)
 def test_two_models_stand_side_by_side_and_one_fills_the_screen(chromium: Any, url: str, one_run_url: str, width: int) -> None:
     opened = Opened(chromium, url, viewport={"width": width, "height": 900})
@@ -211,7 +211,7 @@ SEND = """async ([bytes, kind]) => {
 }"""
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["choose", "drop", "paste"])
 def test_the_results_of_a_photograph_survive_a_reload(
     chromium: Any, url: str, photo: Path, kind: str, encoded: Callable[..., bytes]
@@ -250,6 +250,7 @@ def test_a_refusal_is_one_line_on_the_page(chromium: Any, url: str, tmp_path: Pa
     page.close()
 
 
+@pytest.mark.nightly
 def test_without_scripts_the_links_and_forms_do_the_same(chromium: Any, url: str, photo: Path) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()

@@ -215,6 +215,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
         torch.testing.assert_close(abs(small[name]), abs(weights), rtol=1e-3, atol=1e-3)  # directions may turn round
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("method", "call"), [("iterate_pair_blocks", 0), ("validate", 0), ("validate", 2)])
 def test_a_run_that_is_stopped_is_resumed(method: str, call: int, run: Path, cache: Path, tmp_path: Path) -> None:
     with interrupted(call, of=CaptionCcaSolver, method=method), pytest.raises(Interrupted, match="--resume"):

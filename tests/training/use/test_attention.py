@@ -91,6 +91,7 @@ def test_for_a_text_each_photo_shows_where_its_words_look(on_grid: Path, demo: P
     assert "<script" not in page
 
 
+@pytest.mark.sampled(1)
 def test_for_a_photo_each_caption_shows_where_its_words_look_on_it(on_grid: Path, demo: Path, tmp_path: Path) -> None:
     dataset = load_dataset_file(demo)
     asked = dataset.split("test")[3]
@@ -105,6 +106,7 @@ def test_for_a_photo_each_caption_shows_where_its_words_look_on_it(on_grid: Path
         assert len(re.findall(r'class="word w', card)) == len(captions[said].tokens) + 2
 
 
+@pytest.mark.sampled(1)
 def test_regions_are_drawn_as_their_boxes(on_boxes: Path, boxes: Path, demo: Path, tmp_path: Path) -> None:
     cache, dataset = open_cache(boxes), load_dataset_file(demo)
     page = searched(on_boxes, "a red square", tmp_path / "page.html", "-k", 12)
@@ -191,6 +193,7 @@ def captions(dataset: Dataset) -> dict[int, list[str]]:
     return {caption.sentid: list(caption.tokens) for image in dataset.split("test") for caption in image.captions}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_a_caption_shows_on_each_photo_where_its_words_look(folder: Path, demo: Path, tmp_path: Path) -> None:
     page, run = reported(tmp_path / "page.html", folder / "result.json"), read_embeddings(folder / "run" / "test.h5")
@@ -209,6 +212,7 @@ def test_a_caption_shows_on_each_photo_where_its_words_look(folder: Path, demo: 
     assert seen > 20
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_a_photo_shows_where_the_words_of_each_caption_look(folder: Path, demo: Path, tmp_path: Path) -> None:
     page, run = reported(tmp_path / "page.html", folder / "result.json"), read_embeddings(folder / "run" / "test.h5")

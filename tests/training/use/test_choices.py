@@ -17,6 +17,7 @@ from vse.training.cli import embed_main, report_main
 from vse.training.training import train
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["cosine", "scan"])
 def test_a_run_chooses_between_swapped_captions(cache: Path, positions: Path, demo: Path, tmp_path: Path, form: str) -> None:
     scan = [

@@ -158,6 +158,7 @@ def of_form(request: pytest.FixtureRequest, cache: Path, positions: Path, tmp_pa
     return train(of, experiment(*FORMS[request.param]), out=tmp_path_factory.mktemp("runs") / "run")
 
 
+@pytest.mark.sampled(1)
 def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Path) -> None:
     opened = load_run(of_form, "test", device="cpu")
     alone = {query: search_run(of_form, query, RunSearchOptions(k=5), device="cpu") for query in (TEXT, photo)}

@@ -284,6 +284,7 @@ def stopped(cache: Path, out: Path, monkeypatch: Patch, how: str) -> Path:
     return out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["running", "diverged", "collapsed"])
 def test_an_unfinished_run_needs_an_option(how: str, cache: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     run = stopped(cache, tmp_path / "run", monkeypatch, how)

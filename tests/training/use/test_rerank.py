@@ -56,6 +56,7 @@ def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
     return sides[0], sides[1]
 
 
+@pytest.mark.sampled(1)
 def test_scores_with_a_bank_are_those_of_the_model(run: Path, tmp_path: Path) -> None:
     """A correction of hubs needs the scores of test images and captions with captions and images of the training split."""
     done(embed_main, run, "--bank-images", 10**6, "--out", tmp_path / "test.h5")

@@ -61,6 +61,7 @@ def order_or_product(run: Path, images: np.ndarray, captions: np.ndarray) -> np.
     return images @ captions.T
 
 
+@pytest.mark.sampled(1)
 def test_a_text_or_a_photo_finds_what_its_embedding_is_nearest_to(run: Path, demo: Path) -> None:
     images = load_dataset_file(demo).split("test")
     with h5py.File(run / "test.h5") as file:
@@ -108,6 +109,7 @@ def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fail
         assert "reads captions as words, not from a cache; leave --caption-features out" in line
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("run", "kind"),
     [("cosine", "Flat"), ("cosine", "IVF1,Flat"), ("order", "HNSW32"), ("fine-tuned", "Flat")],

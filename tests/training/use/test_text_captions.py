@@ -68,6 +68,7 @@ def embedded(path: Path) -> dict[str, np.ndarray]:
         return {name: file[name][:] for name in ("images", "captions", "scores", "scores_i2t", "scores_t2i") if name in file}
 
 
+@pytest.mark.sampled(1)
 def test_another_data_set_is_read_through_the_encoder_of_the_cache(trained: Trained, tmp_path: Path) -> None:
     start = [embed_main, trained.run, "--features", trained.images]
     done(*start, "--caption-features", trained.captions, "--out", tmp_path / "cached.h5")

@@ -57,6 +57,7 @@ def test_single_pairs_have_the_scores_of_the_matrix(queries: Any) -> None:
     torch.testing.assert_close(similarity.score_pairs(IMAGES, CAPTIONS, rows, columns), scores[rows, columns])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", ["max", "infonce", "sigmoid", "gce"])
 def test_it_is_trained_with_any_loss_and_ranked_exactly(regions: Path, tmp_path: Path, loss: str) -> None:
     words = "model.caption_encoder={name: gru, states: all}"
