@@ -94,9 +94,15 @@ def until(condition: Callable[[], bool]) -> None:
 @contextmanager
 def waiting(batcher: QueryBatcher[Any, Any], ask: Callable[[Any], Any], queries: Sequence[Any]) -> Iterator[list[Future[Any]]]:
     """Ask queries of a busy thread. In the block all of them wait; afterwards they are answered."""
-    free = threading.Event()
+    busy, free = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        busy.set()
+        free.wait()
+
     with ThreadPoolExecutor(len(queries) + 1) as pool:
-        pool.submit(batcher.run, free.wait)
+        pool.submit(batcher.run, keep_busy)
+        busy.wait()
         try:
             asked = [pool.submit(ask, query) for query in queries]
             until(lambda: batcher.n_waiting == len(queries))
