@@ -88,7 +88,7 @@ def plain(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["plain", "editable", "strict"])
 def test_vse_imports_beside_a_folder_of_that_name_however_it_is_installed(
     mode: str, plain: Path, clone: Path, tmp_path: Path
@@ -143,6 +143,7 @@ def test_faiss_is_for_gpus_where_it_can_be_or_for_processors_alone(
     assert needed > {"torch", "numpy", "click", "snakemake"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_rooms_and_the_sdist_makes_the_same_wheel(
     plain: Path, clone: Path, tmp_path: Path

@@ -149,6 +149,7 @@ def fetched(fetch: str, url: str, out: Path) -> object:
     return files_in(out) if out.exists() else found
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket that is closed late
 def test_a_lying_server_is_refused_or_does_no_harm(server: Server, suite_of_faults: StartSuite, tmp_path: Path) -> None:
     """A lie in one answer or in all of them; afterwards the truth gives the same files as from an honest server."""

@@ -114,7 +114,7 @@ def test_a_vector_joins_the_means_of_a_box_on_several_layers(tmp_path: Path) -> 
     np.testing.assert_allclose(found.features, torch.cat(means, 1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("source", ["edge_boxes", "selective_search", "rpn"])
 def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, few: Path, tmp_path: Path) -> None:
     config = TINY.model_copy(update={"boxes": source, "proposer_weights": "random", "workers": 3})

@@ -130,6 +130,7 @@ def test_a_picture_without_a_box_is_one_region(extractor: RegionsExtractor, monk
     assert found.features.shape == (1, 1024)
 
 
+@pytest.mark.nightly
 def test_regions_depend_on_no_batch_or_shard_and_lie_inside(extractor: RegionsExtractor, few: Path, tmp_path: Path) -> None:
     own_few = Path(shutil.copytree(few.parent, tmp_path / "data")) / few.name
     dataset = load_dataset_file(own_few)

@@ -189,6 +189,7 @@ def test_without_its_extra_a_preset_is_one_line(
         assert extra_install_command(extra) in line
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_minilm_is_the_library_s_own_vector() -> None:
     rng, words = np.random.default_rng(0), ["A", "dog", "runs", "over", "the", "wet", "GRASS", "naïve", "two-tone", "!"]

@@ -47,20 +47,20 @@ def write_photos(demo: Path, folder: Path, n: int) -> None:
 def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_finished(
     folder: Path, demo: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(quickstart, "N_FOLDS", 2)
+    monkeypatch.setattr(quickstart, "N_FOLDS", 3)
     monkeypatch.setattr(quickstart, "CCA_REGULARIZATIONS", (1, 10))
     write_photos(demo, folder, 24)
     words = ("quickstart", "Meine Fotos", "captions.csv", "--threads", "1")
     succeeds(main, *words)
     text = capsys.readouterr()
     result = json.loads((folder / "results/meine-fotos_quickstart.json").read_text())
-    assert (result["n_images"], result["split"]) == (24, "test of 2 folds")
+    assert (result["n_images"], result["split"]) == (24, "test of 3 folds")
     assert result["provenance"]["config"]["solver"]["name"] == "cca"
     assert result["provenance"]["features"].keys() == {"mobilenet", "tfidf"}
     assert (result["correction"]["method"], result["correction"]["bank"]) == ("inverted-softmax", "train")
     assert (folder / "runs/meine-fotos_quickstart/seed-0/correction.safetensors").is_file(), "which vse-serve uses"
     assert "of the captions of the test find their image among the first 10 of 8 [" in text.out
-    assert "24 pairs are too few for one test split: the result covers 2 folds" in text.err
+    assert "24 pairs are too few for one test split: the result covers 3 folds" in text.err
     assert "report: results/meine-fotos_quickstart.html" in text.out
     assert (folder / "results/meine-fotos_quickstart.html").stat().st_size > 10_000
     commands = text.out[text.out.index("These commands were run") :].splitlines()[1:]
@@ -76,6 +76,7 @@ def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_
     assert (folder / "runs/meine-fotos_quickstart/seed-0/run.json").read_bytes() == before
 
 
+@pytest.mark.nightly
 def test_many_pairs_have_a_test_split(folder: Path, own_demo: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(quickstart, "MIN_PAIRS_FOR_SPLIT", 200)
     shutil.copytree(own_demo.parent, folder / "data/demo")

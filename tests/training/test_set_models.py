@@ -77,6 +77,7 @@ def test_photos_through_the_frozen_cnn_are_read_as_maps(small: Path, tmp_path: P
     assert not any(name.startswith("cnn.") for name in weights(run))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_cnn_is_trained_through_the_pooling_once_its_epochs_come(small: Path, large: Path, tmp_path: Path) -> None:
     waits = "train.frozen={cnn: 1, cnn.network.model.features.0: always}"

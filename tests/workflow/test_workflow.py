@@ -182,6 +182,7 @@ def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(mo
         assert record["caption_features"]["path"] == "../../../features/demo_tfidf.h5"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_features_of_each_kind_are_extracted_and_sound(more: Work) -> None:
     lines = DEMO.splitlines(keepends=True)

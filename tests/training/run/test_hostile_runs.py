@@ -103,6 +103,7 @@ def test_any_bytes_are_refused_or_read(data: st.DataObject, name: str, run: Path
     refused_or_done(embed_main, own, "--features", cache, "--out", tmp_path / "e.h5")
 
 
+@pytest.mark.nightly
 @settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
 def test_any_bytes_of_a_checkpoint_are_refused_or_read(data: st.DataObject, run: Path, cache: Path, tmp_path: Path) -> None:
