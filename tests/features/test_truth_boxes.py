@@ -91,6 +91,7 @@ def test_without_boxes_there_are_no_truths(tmp_path: Path, fails: Fails, caplog:
     assert "IoU" not in caplog.text
 
 
+@pytest.mark.nightly
 def test_truths_go_with_candidates_that_were_read_alike(few: Path, drawn: Path, truths: FeatureCache, tmp_path: Path) -> None:
     check_truth_cache(truths, extracted(few, CANDIDATES, tmp_path / "demo_tiny.h5"))
     wide = extracted(few, CANDIDATES.model_copy(update={"name": "wide", "shorter": 40}), tmp_path / "demo_wide.h5")

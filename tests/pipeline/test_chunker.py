@@ -80,6 +80,7 @@ def test_noun_phrases_are_marked_and_pronouns_are_not(pipeline: Path, captions: 
     assert after == before | {"parent": "plain"}
 
 
+@pytest.mark.nightly
 def test_a_pipeline_that_finds_no_noun_phrases_is_refused(captions: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     out = tmp_path / "marked"
     import spacy  # seconds, which only these tests need

@@ -48,7 +48,11 @@ extract cnn effnet
 extract cnn effnet_grid --set grid=4
 extract cnn effnet_rc
 extract text minilm
-[ $# -lt 2 ] || extract boxes boxes_effnet_levels --set "boxes=$2"
+[ $# -lt 2 ] || {
+  extract boxes boxes_effnet_levels --set "boxes=$2"
+  # Our photographs had 224 x 224 pixels. At this size, the network computes the map of effnet_grid.
+  extract boxes boxes_effnet_map --set "boxes=$2" --set n_boxes=36 --set thin_edges=false --set shorter=224 --set longer=448
+}
 
 small="--set model.dim=256"
 order="--set train.learning_rate=1e-3 --set model.similarity.form"
@@ -109,6 +113,9 @@ own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set advers
   for seed in 0 1 2; do
     echo "vsepp_centre_36 f8k $seed effnet vsepp_effnet $(schedule 36 24)"
     echo "vsepp_crops_36 f8k $seed effnet_rc vsepp_effnet_rc $(schedule 36 24) --eval-features features/f8k_effnet.h5"
+    fewer="$(grid 6 4 1 | sed 's/precision=auto/precision=fp32/') --set train.validate_every=2"
+    echo "scan_cells f8k $seed effnet_grid scan_i2t_avg_effnet $fewer"
+    [ $# -lt 2 ] || echo "scan_boxes f8k $seed boxes_effnet_map scan_i2t_avg_effnet $fewer"
     [ $# -lt 2 ] || echo "vsepp_boxes f8k $seed boxes_effnet_levels vsepp_grid_effnet $(grid 12 8 1)"
     echo "scan_grid_6_1_seeds f8k $seed effnet_grid scan_i2t_avg_effnet $(grid 6 4 1)"
     echo "compositional_grid_6_1_seeds f8k $seed effnet_grid scan_adversary_effnet $(grid 6 4 1)"
@@ -147,8 +154,8 @@ compare() { # NAME NAME
 
 names="vse0 vsepp order0 orderpp vsepp_grid_12_1 scan_grid_12_2 vsepp_minilm ace_own_10_minilm todnet_minilm"
 for name in $names vse0_12 vsepp_12; do evaluate f8k_folds "$name"; done
-[ $# -lt 2 ] || { evaluate f8k vsepp_boxes && names="$names vsepp_boxes"; }
-for name in vsepp_centre_36 vsepp_crops_36; do evaluate f8k $name && names="$names $name"; done
+[ $# -lt 2 ] || for name in vsepp_boxes scan_boxes; do evaluate f8k $name && names="$names $name"; done
+for name in vsepp_centre_36 vsepp_crops_36 scan_cells; do evaluate f8k $name && names="$names $name"; done
 vse-eval --compare runs/f8k_vsepp_crops_36/seed-*/test.h5 runs/f8k_vsepp_centre_36/seed-*/test.h5 \
   --out "$results/vsepp_crops_36_vs_vsepp_centre_36.json"
 compare vsepp vse0
@@ -159,6 +166,8 @@ compare todnet_minilm vsepp_minilm
 vse-eval --compare runs/f8k_folds_vsepp/seed-0/test.h5 runs/f8k_folds_vse0/seed-0/test.h5 \
   --out "$results/vsepp_vs_vse0_one_fold.json"
 compare scan_grid_12_2 vsepp_grid_12_1
+[ $# -lt 2 ] || vse-eval --compare runs/f8k_scan_boxes/seed-*/test.h5 runs/f8k_scan_cells/seed-*/test.h5 \
+  --out "$results/scan_boxes_vs_scan_cells.json"
 # The adversary. These two models are in a table of their own, which has no interval, because their first runs were not kept.
 for name in scan_grid_6_1_seeds compositional_grid_6_1_seeds; do vse-eval runs/f8k_$name/seed-*/test.h5 --out "results/$name.json"; done
 vse-table summary results/scan_grid_6_1_seeds.json results/compositional_grid_6_1_seeds.json --out "$results/compositional.csv"

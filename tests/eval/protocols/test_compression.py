@@ -148,6 +148,7 @@ def test_rescored_candidates_are_ranked_by_the_original_vectors(tmp_path: Path, 
         assert rescored["t2i"][f"r{k}"] == pytest.approx(100 * np.mean(np.asarray(ranks) < k))
 
 
+@pytest.mark.nightly
 def test_codecs_are_fitted_to_the_training_split_if_it_is_embedded(tmp_path: Path) -> None:
     file = write_embeddings(tmp_path / "test.h5", made())
     before = entry_of(result_of([file], "full", compress=["int8"]), "int8")

@@ -38,6 +38,7 @@ def test_the_cost_is_the_mean_of_the_costs_of_cut_embeddings(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.nightly
 def test_a_nested_model_finds_more_with_few_dimensions(cache: Path, tmp_path: Path) -> None:
     """Cosines of the first four dimensions separate own captions from others better than without nesting."""
     gaps = []

@@ -108,6 +108,7 @@ def test_the_first_host_of_a_list(nodes: str, host: str) -> None:
     assert parse_first_host(nodes) == host
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_two_processes_of_a_launcher_train_as_one(launcher: str, cache: Path, tmp_path: Path) -> None:

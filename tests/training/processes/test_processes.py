@@ -66,7 +66,7 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "processes"),
     [

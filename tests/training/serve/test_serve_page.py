@@ -103,7 +103,7 @@ def test_two_models_stand_side_by_side_and_one_fills_the_screen(chromium: Any, u
     opened.close()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_pages_are_accessible(chromium: Any, url: str, width: int, scheme: str, photo: Path) -> None:
     opened = Opened(chromium, url, viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -33,7 +33,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers import epochs, retrieval
 from vse.training.training import train
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled(1)
 SHORT = ["train.epochs=2", "train.decay_after=1"]
 STEPS = 16  # two epochs of eight
 
@@ -109,6 +109,7 @@ def test_stopped_at_a_random_step(name: str, cache: Path, tmp_path: Path) -> Non
         assert whole.negatives_file.read_bytes() == cut.negatives_file.read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_crop_bank_stopped_at_the_seams(bank: Path, tmp_path: Path) -> None:
     options = TrainOptions(log_negatives=3)
     whole = train(bank, experiment(), out=tmp_path / "whole", options=options)
