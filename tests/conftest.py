@@ -76,17 +76,18 @@ def pytest_runtest_setup() -> None:
 
 
 def leave_cases_to_the_night(items: list[pytest.Item]) -> None:
-    """Mark as nightly all but a few cases of each test that is marked ``sampled``, or whose module has a constant ``SUITE``.
+    """Mark suites of attacks as nightly, and all but n cases of each test that is marked ``sampled(n)``.
 
-    ``sampled(n)`` keeps n cases, otherwise ``SMOKE`` cases are kept. The name of the test is the seed of the choice.
+    A module with a constant ``SUITE`` is such a suite. The name of the test is the seed of the choice of its cases.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and (item.get_closest_marker("sampled") or hasattr(item.module, "SUITE")):
+        if isinstance(item, pytest.Function) and hasattr(item.module, "SUITE"):
+            item.add_marker(pytest.mark.nightly)
+        elif item.get_closest_marker("sampled"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, sampled in cases.items():
-        mark = sampled[0].get_closest_marker("sampled")
-        n_kept = mark.args[0] if mark and mark.args else SMOKE
+        (n_kept,) = next(sampled[0].iter_markers("sampled")).args
         kept = Random(name).sample(sampled, min(n_kept, len(sampled)))
         for item in sampled:
             if item not in kept:
@@ -99,8 +100,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     atexit.register(gc.unfreeze)  # let what libraries clean up when Python ends be collected
 
-
-SMOKE = 2  # cases of such a test that run with each change
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8

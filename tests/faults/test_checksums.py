@@ -21,6 +21,8 @@ from vse.training.cli import embed_main, train_main
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 
+pytestmark = pytest.mark.nightly
+
 
 def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path, bytes]:
     """Flip a bit in the features of an image of a split; returns the shard, and its bytes before that."""

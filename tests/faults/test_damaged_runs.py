@@ -21,6 +21,8 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.training.cli import embed_main
 from vse.training.training import train
 
+pytestmark = pytest.mark.nightly
+
 COMPOSITIONAL = [*SCAN, "adversary={name: compositional, scale: 5, baseline: self_critical}", "train.epochs=1"]
 DSVE = [
     "model.image_encoder={name: weldon, channels: 10, k_max: 3, k_min: 2}",

@@ -58,6 +58,8 @@ def test_a_parquet_file_of_kilobytes_does_not_take_gigabytes(tmp_path: Path, mon
 import atexit, pathlib, sys
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
 from vse.features.cli import data_main as main
+
+pytestmark = pytest.mark.nightly
 main(sys.argv[1:])
 """
     process = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.duplicates import compute_perceptual_hash
 from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 LONG = 30_000
 _EXIF_ORIENTATION = 0x0112
 

@@ -32,6 +32,8 @@ from vse.eval.search.index import search_index
 from vse.eval.search.index import read_index
 from vse.pipeline.errors import UserError
 
+pytestmark = pytest.mark.nightly
+
 for name in sys.argv[1:]:
     child = os.fork()
     if not child:

@@ -28,6 +28,8 @@ CANARY = """
 import os
 open(os.environ["CANARY"], "w").close()
 import torch
+
+pytestmark = pytest.mark.nightly
 class Module(torch.nn.Module):
     @classmethod
     def load(cls, *arguments, **settings):

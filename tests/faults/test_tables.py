@@ -16,6 +16,8 @@ from tests.pipeline.test_import_table import failures
 from vse.features.cli import data_main as main
 from vse.pipeline.dataset.dataset import load_dataset_file
 
+pytestmark = pytest.mark.nightly
+
 Row = tuple[str, str, str]
 N_ROWS = 100
 PLACES = ("before", "start", "middle", "end", "after")

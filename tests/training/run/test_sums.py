@@ -40,7 +40,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.training import train
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled(2)
 
 
 def test_a_finished_run_has_the_sums_of_its_files_and_one_without_is_read(run: Path, own_run: Path, caplog: Log) -> None:
