@@ -40,7 +40,6 @@ def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path,
     return stored.path, content
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("use", ["training", "embedding", "verifying"])
 def test_a_flipped_bit_in_features_is_found(
     use: str, own_cache: Path, run: Path, tmp_path: Path, suite_of_faults: StartSuite

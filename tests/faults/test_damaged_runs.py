@@ -55,7 +55,6 @@ def content(path: Path) -> dict[str, object]:
         return numbers | {name: str(file.attrs.get(name)) for name in OF_RUN}
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["compositional", "dsve", "phrases"])
 def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
     kind: str, request: pytest.FixtureRequest, suite_of_faults: StartSuite

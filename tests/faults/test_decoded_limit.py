@@ -28,6 +28,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import check_decoded_zip_size, open_decoded_stream
 
+pytestmark = pytest.mark.nightly
+
 SMALL = "0.01"  # GB
 N_BYTES = 15_000_000
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
@@ -58,8 +60,6 @@ def test_a_parquet_file_of_kilobytes_does_not_take_gigabytes(tmp_path: Path, mon
 import atexit, pathlib, sys
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
 from vse.features.cli import data_main as main
-
-pytestmark = pytest.mark.nightly
 main(sys.argv[1:])
 """
     process = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -17,6 +17,8 @@ from vse.eval.search.index import IndexSource, build_index, hash_ids, metadata_f
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 
+pytestmark = pytest.mark.nightly
+
 FACTORIES = ("Flat", "IVF4,Flat", "HNSW8", "PCA4,IVF4,SQ8", "PQ4x4", "IVF4,PQ4x4")
 CORPUS = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
 INDEXED = IndexSource(700, 8, "cosine", hash_ids(np.arange(700)), {"side": "images", "split": "test", "weights": 64 * "a"})
@@ -31,8 +33,6 @@ from tests.faults.test_index_files import CORPUS, INDEXED
 from vse.eval.search.index import search_index
 from vse.eval.search.index import read_index
 from vse.pipeline.errors import UserError
-
-pytestmark = pytest.mark.nightly
 
 for name in sys.argv[1:]:
     child = os.fork()

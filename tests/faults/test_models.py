@@ -24,12 +24,12 @@ from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 
+pytestmark = pytest.mark.nightly
+
 CANARY = """
 import os
 open(os.environ["CANARY"], "w").close()
 import torch
-
-pytestmark = pytest.mark.nightly
 class Module(torch.nn.Module):
     @classmethod
     def load(cls, *arguments, **settings):

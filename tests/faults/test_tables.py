@@ -95,7 +95,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), sorted({row[0] for row in ROWS}))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [(), ("--skip-bad",)], ids=["", "skip-bad"])
 def test_a_stray_mark_loses_no_row(
     photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]
@@ -110,7 +109,6 @@ def test_a_stray_mark_loses_no_row(
         suite.record(found, f"row {row}, {layout[column]} of {layout}, {place}")
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [(), ("--skip-bad",)], ids=["", "skip-bad"])
 def test_two_stray_marks_lose_no_row(
     photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]

@@ -44,6 +44,7 @@ def write_photos(demo: Path, folder: Path, n: int) -> None:
             table.writerow([photo.name, image.captions[0].raw.replace("red", "röt")])
 
 
+@pytest.mark.nightly
 def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_finished(
     folder: Path, demo: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
