@@ -4,7 +4,8 @@
 #   sh commands.sh SOURCE [BOXES]
 #
 # SOURCE is a folder for `vse-data prepare f8k`. BOXES is a JSON file of candidate boxes (docs/formats.md); without it, the runs
-# on boxes are left out. The folder VSE_WEIGHTS_DIR holds tf_efficientnet_lite0.pth and all-MiniLM-L6-v2/. Two trainings run at a time, each on one core.
+# on boxes are left out. The boxes of the committed results are from the detector NanoDet-g. The folder VSE_WEIGHTS_DIR holds
+# tf_efficientnet_lite0.pth and all-MiniLM-L6-v2/. Two trainings run at a time, each on one core.
 # The rows whose card names an NVIDIA H200 were trained on this GPU; on a processor they take hours.
 set -eu
 results=results/flickr8k
@@ -50,7 +51,8 @@ extract cnn effnet_rc
 extract text minilm
 [ $# -lt 2 ] || {
   extract boxes boxes_effnet_levels --set "boxes=$2"
-  # Our photographs had 224 x 224 pixels. At this size, the network computes the map of effnet_grid.
+  # Our photographs had 224 x 224 pixels. The network reads them at this size, without a crop. It reads the same layer as
+  # effnet_grid.
   extract boxes boxes_effnet_map --set "boxes=$2" --set n_boxes=36 --set thin_edges=false --set shorter=224 --set longer=448
 }
 
