@@ -3,8 +3,9 @@
 #
 #   sh commands.sh SOURCE BOXES
 #
-# SOURCE is a folder for `vse-data prepare f8k_entities`, and BOXES a JSON file of candidate boxes (docs/formats.md). The folder
-# VSE_WEIGHTS_DIR holds tf_efficientnet_lite0.pth and all-MiniLM-L6-v2/. Two trainings run at a time, each on one core.
+# SOURCE is a folder for `vse-data prepare f8k_entities`, and BOXES a JSON file of candidate boxes (docs/formats.md). The boxes of
+# the committed results are from the detector NanoDet-g. The folder VSE_WEIGHTS_DIR holds tf_efficientnet_lite0.pth and
+# all-MiniLM-L6-v2/. Two trainings run at a time, each on one core.
 set -eu
 dataset=f8k_entities
 results=results/phrases
@@ -41,8 +42,8 @@ if [ "$1" = train ]; then # one line of the list below
 fi
 
 [ -f "data/$dataset/dataset.json" ] || vse-data prepare "$dataset" --source "$1"
-extract boxes boxes_effnet_levels --set "boxes=$2"
-extract boxes boxes_effnet_levels_truth
+extract boxes boxes_effnet_levels --set "boxes=$2" --set precision=fp32
+extract boxes boxes_effnet_levels_truth --set precision=fp32
 extract text minilm_phrases
 
 # NAME, EXPERIMENT and options; each line is trained with three seeds. CCA has no random numbers.
@@ -62,9 +63,9 @@ embedding phrase_embedding_effnet"
 for number in 36 200; do
   out=features/${dataset}_boxes_$number.h5
   [ -f "$out" ] || vse-extract boxes --dataset "data/$dataset/dataset.json" --feature boxes_effnet_levels \
-    --set "n_boxes=$number" --set thin_edges=true --out "$out"
+    --set "n_boxes=$number" --set thin_edges=true --set precision=bf16 --out "$out"
   for seed in 0 1 2; do
-    boxes=boxes_$number precision=auto train "edge_boxes_$number" "$seed" phrase_network_effnet
+    boxes=boxes_$number precision=bf16 train "edge_boxes_$number" "$seed" phrase_network_effnet
   done
 done
 
