@@ -45,6 +45,8 @@ settings.register_profile(
 settings.register_profile("nightly", settings.get_profile("vse"), max_examples=100)
 settings.load_profile("vse")
 
+PYTEST = "pytest -m 'slow or not slow'"  # selects all tests, also those that setup.cfg leaves out
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let suites of faults try more, and write what they counted."""
@@ -200,8 +202,7 @@ def suite_of_faults(request: pytest.FixtureRequest) -> Iterator[Callable[[str, i
     def start(name: str, tries: int) -> Suite:
         n_tries = request.config.getoption("tries") or tries
         node = request.node.nodeid.partition("[")[0]
-        marks = next((f" -m {name}" for name in ("nightly", "slow") if request.node.get_closest_marker(name)), "")
-        suites.append(Suite(name, n_tries, f"pytest{marks} {node} --tries {n_tries}"))
+        suites.append(Suite(name, n_tries, f"{PYTEST} {node} --tries {n_tries}"))
         return suites[-1]
 
     yield start
@@ -218,7 +219,7 @@ def suite_of_module(request: pytest.FixtureRequest) -> Iterator[Suite | None]:
     if name is None:
         yield None
         return
-    command = f"pytest -m 'slow or not slow' {request.node.nodeid}" + (f" --tries {tries}" if tries else "")
+    command = f"{PYTEST} {request.node.nodeid}" + (f" --tries {tries}" if tries else "")
     suite = Suite(name, tries, command)
     with hostile.counted(suite):
         yield suite
