@@ -1,19 +1,21 @@
 """Speed of an extraction compared with the bare network, with timm and a DataLoader, and with decoding alone.
 
-Claims: on a processor, an extraction in fp32 with batch norms folded into convolutions is at least 1.2 times as fast as
-the bare network without folding. Its vectors differ by less than 1e-5 of their largest number. On a GPU (``--device cuda
---precisions bf16 --compile``) the rates show what limits the speed.
-Columns: ``forward`` is the unfolded network alone, on pixels in memory, in batches of 4 on a processor, where larger
+Claims: on a processor, an extraction with the preset ``effnet`` is at least 1.2 times as fast as the bare network, because
+the preset folds batch norms into convolutions. Its vectors differ by less than 1e-5 of their largest number. On a GPU
+(``--device cuda --compile``) the rates show what limits the speed.
+Columns: ``extract`` is the extraction with the preset, and ``plain`` the same without folding, in fp32. ``forward`` is the
+unfolded network alone, on pixels in memory, in batches of 4 on a processor, where larger
 batches are not faster. ``timm`` decodes, resizes and computes as in timm's documentation, with torch's DataLoader.
 ``drift`` is the largest difference from the vectors in fp32 without folding, divided by their largest number. ``cosine``
 is the smallest cosine with them.
-Limits: weights are random; these take the same time as trained weights, but their drift differs. Images are those of the
+Limits: weights are random; these take the same time as trained weights, but their drift differs. Vectors are kept in
+float32. Images are those of the
 demo, enlarged to 500 x 375 pixels, a common size of photographs, so that decoding and resizing take as long as for these.
 On a processor the rates are by processor time of one thread, medians of runs that take turns; on a GPU they are by wall
 time.
 
     python benchmarks/extraction.py
-    python benchmarks/extraction.py --models vgg19 resnet152 --images 32
+    python benchmarks/extraction.py --presets fc7 resnet --images 32
 """
 
 from __future__ import annotations
@@ -26,16 +28,25 @@ from statistics import median
 
 import numpy as np
 import torch
-from common import precisions, report
+from common import report
 from PIL import Image
 
 from vse.features.backbones.networks import autocast, load_backbone
 from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.cnn import CnnExtractor, cut_crops, normalize_pixels
 from vse.features.extractors.images import load_in_threads
+from vse.features.settings import load_feature_preset
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.demo import create_demo
 from vse.pipeline.files.images import decode_image
+
+
+def load_config(preset: str) -> CnnConfig:
+    """Return the settings of a preset, with random weights and vectors in float32."""
+    return CnnConfig.model_validate(load_feature_preset(preset, sets=["weights=random", "dtype=float32"]).model_dump())
+
+
+MEASURED = {"effnet": load_config("effnet")}
 
 
 def pictures(folder: Path, n_images: int) -> list[Path]:
@@ -66,12 +77,12 @@ class Opened(torch.utils.data.Dataset[torch.Tensor]):
         return pixels
 
 
-def measure(model: str, precision: str, folded: bool, paths: list[Path], arguments: argparse.Namespace) -> dict[str, object]:
-    size, device = arguments.batch_size, torch.device(arguments.device)
-    settings = {"model": model, "weights": "random", "batch_size": size, "compile": arguments.compile, "dtype": "float32"}
-    plain = CnnExtractor(CnnConfig(name=model, workers=arguments.workers, **settings), device=arguments.device)
-    config = plain.config.model_copy(update={"precision": precision, "fold_batch_norm": folded})
+def measure(preset: str, paths: list[Path], arguments: argparse.Namespace) -> dict[str, object]:
+    config, device = load_config(preset), torch.device(arguments.device)
+    config = config.model_copy(update={"compile": arguments.compile})
     extractor = CnnExtractor(config, device=arguments.device)
+    plain = CnnExtractor(config.model_copy(update={"precision": "fp32", "fold_batch_norm": False}), device=arguments.device)
+    size, precision = config.batch_size, extractor.config.precision
     items = [ExtractorInput(k, path) for k, path in enumerate(paths)]
     crops = torch.cat([cut_crops(decode_image(path), config) for path in paths])
     at_once = 4 if device.type == "cpu" else size
@@ -86,9 +97,9 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
         for _ in load_in_threads(paths, lambda path: cut_crops(decode_image(path), config), config.workers, 2 * size):
             pass
 
-    works = {"forward": forward_only, "decode": decode_only, "extract": lambda: extractor.extract(items)}
-    if model.startswith("timm/"):
-        network = load_backbone(config).to(device)
+    works = {"forward": forward_only, "decode": decode_only, "extract": lambda: extractor.extract(items), "plain": lambda: plain.extract(items)}
+    if config.model.startswith("timm/"):
+        network = load_backbone(plain.config).to(device)
         loader = torch.utils.data.DataLoader(Opened(paths, network), size)
 
         def by_timm() -> None:
@@ -109,10 +120,9 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
     cosines = (expected * vectors).sum(-1) / np.linalg.norm(expected, axis=-1) / np.linalg.norm(vectors, axis=-1)
     medians = {what: median(values) for what, values in times.items()}
     return {
-        "model": model,
+        "preset": preset,
         "device": device.type,
         "precision": precision,
-        "folded": folded,
         "compiled": config.compile,
         "images": len(paths),
         **{f"{what}_images_per_{unit}": round(len(paths) / medians[what], 1) for what in medians},
@@ -124,20 +134,16 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["timm/tf_efficientnet_lite0"])
-    parser.add_argument("--precisions", nargs="+", default=precisions())
+    parser.add_argument("--presets", nargs="+", default=list(MEASURED))
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1, help="number of decoding threads")
     parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    variants = [(model, p, folded) for model in arguments.models for p in arguments.precisions for folded in (False, True)]
     with tempfile.TemporaryDirectory() as folder:
         paths = pictures(Path(folder), arguments.images)
-        report("extraction", [measure(*variant, paths, arguments) for variant in variants])
+        report("extraction", [measure(preset, paths, arguments) for preset in arguments.presets])
 
 
 if __name__ == "__main__":

@@ -37,10 +37,15 @@ from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.mixture import compute_fisher_vectors, draw_initial_mixture, fit_mixture
 from vse.features.extractors.words import WordVectors
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import HglmmConfig, MixtureKind
 
 
-def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:
+MEASURED = {"hglmm": HglmmConfig.model_validate(load_feature_preset("hglmm").model_dump())}
+CONFIG = MEASURED["hglmm"]
+
+
+def speed(centres: int = CONFIG.centres, dim: int = CONFIG.trained_dim, n: int = 1000) -> list[dict[str, object]]:
     data = torch.randn(n, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     start = draw_initial_mixture(data, centres, 0)
     lists, mixture = data.tolist(), as_lists(start)
@@ -68,8 +73,9 @@ def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, ob
     return rows
 
 
-def em(centres: int = 30, dim: int = 300, n: int = 5000, steps: int = 10, rounds: int = 5) -> list[dict[str, object]]:
+def em(n: int = 5000, rounds: int = 5) -> list[dict[str, object]]:
     """Return the processor seconds of complete fits, which take turns; medians of the rounds."""
+    centres, dim, steps = CONFIG.centres, CONFIG.trained_dim, CONFIG.iterations
     data = torch.from_numpy(np.random.default_rng(0).laplace(size=(n, dim)))
     start = draw_initial_mixture(data, centres, 0)
     scikit_learn = GaussianMixture(
@@ -107,7 +113,7 @@ def memory(n_captions: int) -> dict[str, object]:
     words = WordVectors(tuple(names), rng.laplace(size=(30_000, 300)).astype(np.float32))
     frequent = np.minimum(rng.zipf(1.3, size=(566_435, 10)), 30_000) - 1
     captions = [[names[k] for k in row] for row in frequent]
-    config = HglmmConfig(name="hglmm", ica_iterations=5, iterations=1, pca_captions=n_captions)
+    config = CONFIG.model_copy(update={"ica_iterations": 5, "iterations": 1, "pca_captions": n_captions})
     started = time.perf_counter()
     encoder = HglmmEncoder.fit(words, captions, config, torch.device("cpu"), words.select_words((), 5_000))
     fitted = time.perf_counter() - started

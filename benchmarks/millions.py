@@ -75,6 +75,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     importing, checking = (large_data_points(step) for step in ("import", "check of parquet"))
     planning = planning_points()
     jobs = math.ceil(extraction / 3600 / JOB_HOURS)
+    rounds = math.ceil(jobs / AT_ONCE)
     return {
         f"images, {EACH} captions each": f"{n_images:,}",
         "import of clip-retrieval to `dataset.parquet`": span(extended(importing, "cpu_s", n_pairs)),
@@ -83,7 +84,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
         "memory of this check": gigabytes(extended(checking, "own_gb", n_pairs)),
         f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
         f"extraction of `{FEATURE}`, one machine": span(extraction),
-        f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
+        f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(rounds * extraction / jobs)}",
         **{
             f"the same, if 1% of jobs fail and 5% are slow, jobs of {minutes} min": _expected_span(extraction, 60 * minutes)
             for minutes in (60, 10)

@@ -237,11 +237,11 @@ def clients_block() -> str:
 
 def precision_block() -> str:
     """Return the table of the indexes of benchmarks/clients.py."""
-    columns = ("i2t_r10", "i2t_exact_top_10", "t2i_r10", "t2i_exact_top_10", "cpu_ms_1", "cpu_ms_32")
-    rows = [
-        [f"`{row['index']}`", number(row["bytes"]), *(number(row[name]) for name in columns)]
-        for row in table_of("clients_precision").to_dict("records")
-    ]
+    rows = []
+    for row in table_of("clients_precision").to_dict("records"):
+        recalls = [f"{row[f'{direction}_{name}']:.4g}" for direction in ("i2t", "t2i") for name in ("r10", "exact_top_10")]
+        times = [number(row[f"cpu_ms_{clients}"]) for clients in (1, 32)]
+        rows.append([f"`{row['index']}`", number(row["bytes"]), *recalls, *times])
     titles = "index | bytes | R@10, i2t | found, i2t | R@10, t2i | found, t2i | ms, 1 client | ms, 32 clients"
     return markdown(titles, rows)
 
@@ -253,7 +253,8 @@ def large_data_block() -> str:
     rows = []
     for step in table["step"].unique():
         points = table[table["step"] == step].set_index("pairs")
-        power = exponent(points.index, points["cpu_s"])
+        same_format = points[points.index <= _MILLION]  # a larger import writes dataset.parquet
+        power = exponent(same_format.index, same_format["cpu_s"])
         memory = (number(points[name].get(_MILLION, np.nan)) for name in ("peak_gb", "own_gb"))
         row = [*(number(points["cpu_s"].get(size, np.nan)) for size in sizes), *memory]
         row.append(_DASH if np.isnan(power) else f"{power:.2f}")
@@ -298,10 +299,11 @@ def draw_large_data(figure: Figure) -> None:
 def blocks() -> dict[str, str]:
     """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
-    without_avx512 = measured(avx2=True).dropna(subset="now")
+    tables = (measured(avx2=avx2).dropna(subset="now") for avx2 in (False, True))
+    works, works_avx2 = ("Not measured yet." if table.empty else work_block(table) for table in tables)
     return {
-        "works": work_block(measured()),
-        "works_avx2": "Not measured yet." if without_avx512.empty else work_block(without_avx512),
+        "works": works,
+        "works_avx2": works_avx2,
         "growth": growth_block(),
         "millions": millions_block(growth) if {"search", "workflow"} <= set(growth) else _DASH,
         "planning": planning_block(),
@@ -343,11 +345,11 @@ def save(draw: Callable[[Figure], None], size: tuple[float, float], out: Path) -
 
 
 def main() -> None:
-    results, table = DOCS / "results", measured()
-    without_avx512 = measured(avx2=True).dropna(subset="now")
-    for row in table.to_dict("records"):
-        if missing := [key for key in ("now", "peer", "limit") if np.isnan(row[key])]:
-            print(f"{row['work']}: no {', '.join(missing)}", file=sys.stderr)
+    results, tables = DOCS / "results", [measured(avx2=avx2) for avx2 in (False, True)]
+    for row in pd.concat(tables).to_dict("records"):
+        if np.isnan(row["now"]):
+            print(f"{row['work']}: not measured ({row['machine'] or 'no CSV'})", file=sys.stderr)
+    table, without_avx512 = (table.dropna(subset="now") for table in tables)
     (results / "performance.csv").write_text(as_csv(pd.concat([table, without_avx512])), encoding="utf-8")
     save(draw_works, (8, 1.2 + 0.42 * len(drawn(table))), results / "performance.svg")
     save(draw_growth, (9, 5.4), results / "growth.svg")

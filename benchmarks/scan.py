@@ -26,16 +26,18 @@ from common import precisions, report, seconds
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, relu
 
+from vse.training.experiment import load_experiment
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings
 from vse.training.losses.base import Batch
 from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
+from vse.training.models.build import InputSpec, Model, build_model
 from vse.training.models.similarities.base import Similarity
 from vse.training.models.similarities.scan import ScanSettings
 from vse.training.solvers.encode import MAX_TILE_IMAGES, PairScores
 
 EACH, REGIONS, DIM, TILE, BATCH, N_WORDS = 5, 36, 1024, 128, 128, 8000
-FORMS = {"t2i": ScanSettings(), "i2t": ScanSettings(attention="i2t", sharpness=4)}
+MEASURED = {attention: load_experiment(f"scan_{attention}_avg") for attention in ("t2i", "i2t")}
+FORMS = {attention: ScanSettings.model_validate(one.model.similarity) for attention, one in MEASURED.items()}
 
 
 def lengths_like_coco(n: int) -> Tensor:
@@ -85,10 +87,8 @@ class Loop(Similarity):
 
 
 def model_of(form: ScanSettings) -> Model:
-    encoder = {"name": "gru", "states": "all", "bidirectional": True}
-    config = ModelConfig.model_validate({"similarity": form, "caption_encoder": encoder})
     torch.manual_seed(0)
-    return build_model(config, InputSpec(InputKind.SETS, 2048, "regions"), InputSpec(InputKind.WORDS, N_WORDS, "captions"))
+    return build_model(MEASURED[form.attention].model, InputSpec(InputKind.SETS, 2048, "regions"), InputSpec(InputKind.WORDS, N_WORDS, "captions"))
 
 
 def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings, precision: str) -> dict[str, float]:

@@ -1,11 +1,12 @@
-"""Training steps in fp32, compared with their matrix products alone: heads with InfoNCE, and SCAN.
+"""Training steps of presets in fp32, compared with their matrix products alone: heads with InfoNCE, and SCAN.
 
-Claims: a step of two linear heads with InfoNCE takes at most 1.4 times its matrix products. SCAN takes about twice the
-products of all regions with all words; a third to a half of its step are operations on single attention weights.
-Limits: inputs are random, and one thread computes. The heads have 1,024 dimensions and a batch of 1,024, SCAN has 64 images
-of 36 regions, and captions of 8 to 19 words. Steps and products take turns, and numbers are medians of processor time.
-``products`` is the share of the products in the step by torch's profiler. The environment variables of ``avx2.py`` show a
-processor without AVX-512.
+Claims: a step of two linear heads with InfoNCE takes at most 1.4 times its matrix products, and a step of SCAN at most 1.3
+times. A step is the encoders, the loss, its gradients, and Adam. Models, losses and batch sizes are those of the presets in
+:data:`MEASURED`.
+Limits: inputs are random, and one thread computes. SCAN has 36 regions of 2,048 numbers for an image, and captions of 8 to 19
+words from a vocabulary of 2,500. The products are as few and as large as possible, as if a recurrent network had no steps.
+Steps and products take turns, and numbers are medians of processor time. ``products`` is the share of the products in the
+step by torch's profiler. The environment variables of ``common.AVX2`` show a processor without AVX-512.
 
     python benchmarks/steps.py
 """
@@ -14,64 +15,93 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import numpy as np
 import torch
 from common import report
-from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch import Tensor
 
+from vse.training.experiment import ExperimentConfig, load_experiment
+from vse.training.kinds import InputKind
 from vse.training.losses.base import Batch
-from vse.training.losses.contrastive import InfoNceLoss
-from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.similarities.scan import ScanSettings
-from vse.training.models.similarities.vectors import CosineSettings
+from vse.training.models.build import InputSpec, build_model
 
-DIM, IMAGE_DIM, CAPTION_DIM = 1024, 1280, 384
+MEASURED = {name: load_experiment(name) for name in ("infonce_minilm_effnet", "scan_t2i_avg", "scan_i2t_avg")}
+IMAGE_DIM, CAPTION_DIM = 1280, 384  # EfficientNet-Lite0 and MiniLM
+N_REGIONS, REGION_DIM, N_WORDS = 36, 2048, 2500
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
 Product = tuple[Tensor, Tensor]
+Shape = tuple[int, int, int, int]
 
 
-def products(rows: int, read: int, made: int, passes: int) -> list[Product]:
-    """Return the factors of a product and its gradients: forward, and one or two backward passes."""
-    left, weight, gradient = torch.randn(rows, read), torch.randn(read, made), torch.randn(rows, made)
-    return [(left, weight), (gradient.t(), left), (gradient, weight.t())][:passes]
+def multiply_all(shapes: Sequence[Shape]) -> list[Product]:
+    """Return the factors of products and their gradients.
+
+    A shape has rows, input size, output size, and the number of passes: forward, and one or two backward.
+    """
+    products: list[Product] = []
+    for rows, read, made, passes in shapes:
+        left, weight, gradient = torch.randn(rows, read), torch.randn(read, made), torch.randn(rows, made)
+        products += [(left, weight), (gradient.t(), left), (gradient, weight.t())][:passes]
+    return products
 
 
-def infonce(batch: int = 1024) -> tuple[Callable[[], None], list[Product]]:
-    heads = nn.ModuleList([nn.Linear(IMAGE_DIM, DIM), nn.Linear(CAPTION_DIM, DIM)])
-    optimizer = torch.optim.Adam(heads.parameters(), fused=True)
-    objective, numbers = InfoNceLoss().build_objective(CosineSettings().build(DIM)), np.arange(batch)
-    inputs = torch.randn(batch, IMAGE_DIM), torch.randn(batch, CAPTION_DIM)
+def build_heads(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:
+    """Return a step of two heads on vectors, and its products."""
+    batch, dim = experiment.train.batch_size, experiment.model.dim
+    kinds = (IMAGE_DIM, "images"), (CAPTION_DIM, "captions")
+    specs = [InputSpec(InputKind.VECTORS, size, name) for size, name in kinds]
+    step = build_step(experiment, specs, [(torch.randn(batch, size),) for size, _ in kinds])
+    shapes = [(batch, IMAGE_DIM, dim, 2), (batch, CAPTION_DIM, dim, 2), (batch, dim, batch, 3)]
+    return step, multiply_all(shapes)
+
+
+def build_scan(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:
+    """Return a step of SCAN on regions and words, and its products."""
+    batch, model = experiment.train.batch_size, experiment.model
+    lengths = torch.randint(8, 20, (batch,))
+    words = torch.randint(1, N_WORDS, (batch, int(lengths.max())))
+    spoken = words[torch.arange(words.shape[1]) < lengths[:, None]]
+    specs = [InputSpec(InputKind.SETS, REGION_DIM, "regions"), InputSpec(InputKind.WORDS, N_WORDS, "captions")]
+    regions = torch.rand(batch, N_REGIONS, REGION_DIM), torch.ones(batch, N_REGIONS, dtype=torch.bool)
+    step = build_step(experiment, specs, [regions, (words, lengths)])
+    of_one_direction = [
+        (len(spoken.unique()), model.word_dim, 3 * model.dim, 3),
+        (len(spoken), model.dim, 3 * model.dim, 3),
+    ]
+    n_regions = batch * N_REGIONS
+    shapes = [(n_regions, REGION_DIM, model.dim, 2), *2 * of_one_direction, (n_regions, model.dim, len(spoken), 3)]
+    return step, multiply_all(shapes)
+
+
+def build_step(
+    experiment: ExperimentConfig, specs: Sequence[InputSpec], inputs: Sequence[tuple[Tensor, ...]]
+) -> Callable[[], None]:
+    model = build_model(experiment.model, *specs)
+    scale = experiment.loss.build_scale()
+    parameters = [*model.parameters(), *(scale.parameters() if scale is not None else ())]
+    optimizer = torch.optim.Adam(parameters, lr=experiment.train.learning_rate, fused=True)
+    objective = experiment.loss.build_objective(model.similarity, scale=scale)
+    numbers = np.arange(experiment.train.batch_size)
 
     def step() -> None:
-        sides = [(normalize(head(one), dim=1),) for head, one in zip(heads, inputs, strict=True)]
-        optimizer.zero_grad()
-        objective(Batch(*sides, numbers, numbers), 0).value.backward()  # type: ignore[no-untyped-call]
+        embeddings = model.embed_images(*inputs[0]), model.embed_captions(*inputs[1])
+        cost = objective(Batch(*embeddings, numbers, numbers), 0)
+        optimizer.zero_grad(set_to_none=True)
+        cost.value.backward()  # type: ignore[no-untyped-call]
+        if experiment.train.clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, experiment.train.clip, foreach=True)
         optimizer.step()
 
-    shapes = [(batch, IMAGE_DIM, DIM, 2), (batch, CAPTION_DIM, DIM, 2), (batch, DIM, batch, 3)]
-    return step, [one for shape in shapes for one in products(*shape)]
+    return step
 
 
-def scan(attention: str, batch: int = 64, n_regions: int = 36) -> tuple[Callable[[], None], list[Product]]:
-    similarity = ScanSettings.model_validate({"attention": attention}).build(DIM)
-    objective, numbers = MaxOfHinges().build_objective(similarity), np.arange(batch)
-    lengths = torch.randint(8, 20, (batch,))
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    regions, words = (normalize(torch.randn(batch, n, DIM), dim=2).requires_grad_() for n in (n_regions, mask.shape[1]))
+def measure(name: str, rounds: int) -> dict[str, object]:
+    experiment = MEASURED[name]
+    step, factors = (build_scan if name.startswith("scan") else build_heads)(experiment)
 
-    def step() -> None:
-        regions.grad = words.grad = None
-        batch_of_sets = Batch((regions, torch.ones(batch, n_regions, dtype=torch.bool)), (words, mask), numbers, numbers)
-        objective(batch_of_sets, 0).value.backward()  # type: ignore[no-untyped-call]
-
-    return step, products(batch * n_regions, DIM, int(lengths.sum()), 3)
-
-
-def measure(name: str, step: Callable[[], None], factors: list[Product], rounds: int) -> dict[str, object]:
     def multiply() -> None:
         for left, right in factors:
             left @ right
@@ -87,7 +117,8 @@ def measure(name: str, step: Callable[[], None], factors: list[Product], rounds:
         step()
     spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
     return {
-        "step": name,
+        "preset": name,
+        "batch": experiment.train.batch_size,
         "step_cpu_s": round(median(one[0] for one in times[1:]), 3),
         "products_cpu_s": round(median(one[1] for one in times[1:]), 3),
         "ratio": round(median(one[0] / one[1] for one in times[1:]), 2),
@@ -101,8 +132,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    works = {"InfoNCE, batch 1024": infonce(), "SCAN t2i, batch 64": scan("t2i"), "SCAN i2t, batch 64": scan("i2t")}
-    report("steps", [measure(name, *work, rounds) for name, work in works.items()])
+    report("steps", [measure(name, rounds) for name in MEASURED])
 
 
 if __name__ == "__main__":

@@ -31,13 +31,15 @@ from numpy.typing import NDArray
 
 from vse.features.cache.rows import ExtractorInput, list_extractor_inputs
 from vse.features.extractors.text import TextExtractor
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 
-ENCODERS = {
-    "minilm": TextConfig(name="minilm", model="sentence-transformers/all-MiniLM-L6-v2", weights=str(get_model_path())),
-    "clip_text": TextConfig(name="clip_text", model="open_clip/ViT-B-32", weights="random"),
+WEIGHTS = {"minilm": str(get_model_path()), "clip_text": "random"}
+MEASURED = {
+    preset: TextConfig.model_validate(load_feature_preset(preset, sets=[f"weights={weights}"]).model_dump())
+    for preset, weights in WEIGHTS.items()
 }
 BATCH = {"minilm": 32, "clip_text": 256}  # the default of the library, or the batch size of its example
 Vectors = NDArray[np.float32]
@@ -69,7 +71,7 @@ def of_library(name: str, device: str) -> Callable[[list[ExtractorInput]], Vecto
 def of_ours(name: str, device: str, precision: str) -> Callable[[list[ExtractorInput]], Vectors]:
     """Return an encoding function that uses our extractor."""
     changes = {"dtype": "float32", "precision": precision}
-    extractor = TextExtractor(ENCODERS[name].model_copy(update=changes), device=device)
+    extractor = TextExtractor(MEASURED[name].model_copy(update=changes), device=device)
     return lambda items: extractor.extract(items).features
 
 
@@ -111,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--captions", type=int, default=2000)
     parser.add_argument("--dataset", type=Path, help="dataset.json with the captions; default: the demo")
-    parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
+    parser.add_argument("--encoders", nargs="+", default=list(MEASURED), choices=list(MEASURED))
     parser.add_argument("--precisions", nargs="+", default=precisions())
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")

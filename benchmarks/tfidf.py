@@ -21,9 +21,12 @@ import torch
 from common import report
 
 from vse.features.extractors.words import TfidfEncoder
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import TfidfConfig
 
-CHUNK = TfidfConfig(name="tfidf").chunk
+MEASURED = {"tfidf": TfidfConfig.model_validate(load_feature_preset("tfidf").model_dump())}
+CONFIG = MEASURED["tfidf"]
+CHUNK = CONFIG.chunk
 
 
 def make_up(n_captions: int, n_words: int) -> list[list[str]]:
@@ -42,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     captions = make_up(arguments.captions, arguments.words)
-    encoder = TfidfEncoder.fit(captions, TfidfConfig(name="tfidf", min_count=1))
+    encoder = TfidfEncoder.fit(captions, CONFIG)
     sparse = encoder._vectorizer.transform
 
     def in_double(part: list[list[str]]) -> torch.Tensor:
@@ -68,7 +71,7 @@ def main() -> None:
     report(
         "tfidf",
         [
-            {"what": what, "size": size, "cpu_s": round(median, 3), "ratio_to_limit": round(median / limit, 2)}
+            {"preset": CONFIG.name, "what": what, "size": size, "cpu_s": round(median, 3), "ratio_to_limit": round(median / limit, 2)}
             for what, median in medians.items()
         ],
     )

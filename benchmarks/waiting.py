@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[int | None, dict[str, str]]] = {
     "sleeping": (CORES, {"OMP_WAIT_POLICY": "PASSIVE"}),
     "ours": (None, {}),
 }
-SETS = ["model.dim=256", "model.word_dim=100", "train.epochs=2", "train.min_count=1", "train.on_collapse=warn"]
+SETS = ["warmup.epochs=0", "train.epochs=2", "train.min_count=1", "train.on_collapse=warn"]
 
 
 def pairs_per_second(cache: Path, threads: int | None, policy: dict[str, str]) -> tuple[float, bool]:
@@ -63,7 +63,7 @@ def train_once(cache: Path, threads: int | None) -> None:
     set_thread_count(threads)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(
-            train(cache, load_experiment("vsepp", sets=SETS), out=Path(folder) / "run", options=TrainOptions(device="cpu"))
+            train(cache, load_experiment("vsepp", dataset="demo", sets=SETS), out=Path(folder) / "run", options=TrainOptions(device="cpu"))
         )
         rate = run.metrics_file.read_text().splitlines()[-1].split(",")[-1]
         print(rate, os.environ.get("OMP_WAIT_POLICY", "default"))

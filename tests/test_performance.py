@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +19,8 @@ from benchmarks.schedule import Cluster, expect, simulate
 from benchmarks.works import Work, cell
 from tests.docs.pages import ROOT
 from vse.features.settings import load_feature_preset
-from vse.features.settings.images import CnnConfig
-from vse.pipeline.presets.preset_files import list_preset_names
+from vse.features.settings.base import FeatureSettings
+from vse.training.experiment import ExperimentConfig, load_experiment
 
 RESULTS = ROOT / "docs" / "results"
 WORKS_THAT_GROW = ("evaluation", "extraction", "training", "search", "workflow", "dataset.json")
@@ -41,18 +42,52 @@ def write(folder: Path, name: str, text: str) -> None:
 def test_the_page_has_the_numbers_of_the_csvs() -> None:
     page = performance.PAGE.read_text(encoding="utf-8")
     assert performance.filled(page, performance.blocks()) == page, "python -m benchmarks.performance writes it"
-    tables = [works.measured(), works.measured(avx2=True).dropna(subset="now")]
+    tables = [works.measured(avx2=avx2).dropna(subset="now") for avx2 in (False, True)]
     assert performance.as_csv(pd.concat(tables)) == (RESULTS / "performance.csv").read_text(encoding="utf-8")
 
 
-def test_an_extraction_is_measured_with_the_settings_of_a_preset() -> None:
-    presets = [load_feature_preset(name) for name in list_preset_names("features")]
-    offered = {(preset.model, preset.fold_batch_norm, preset.precision) for preset in presets if isinstance(preset, CnnConfig)}
-    measured = [work.now.where for work in works.WORKS if work.now.csv == "extraction"]
-    assert len(measured) == 2
-    for where in measured:
-        settings = {(where["model"], where["folded"], precision) for precision in (where["precision"], "auto")}
-        assert settings & offered, where
+MEASURING = ("extraction", "hglmm", "scan", "steps", "text", "tfidf", "training", "waiting")
+WITHOUT_SETTINGS = ("ranks", "ranks_memory", "evaluation", "index", "large_data", "planning", "reading")
+ON_OTHER_RUNS = ("startup", "searching", "clients", "shortlist")  # of the demo, of made-up vectors, or of Flickr8k
+
+
+def facts_of(settings: ExperimentConfig | FeatureSettings) -> dict[str, object]:
+    """The settings that decide how long a training step, or the vector of an image or a caption, takes."""
+    if isinstance(settings, ExperimentConfig):
+        train = settings.train.model_dump(include={"batch_size", "clip", "optimizer"})
+        return {**settings.model_dump(include={"model", "loss"}), **train}
+    return settings.model_dump(exclude={"name", "weights", "dtype", "workers"})
+
+
+def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, ExperimentConfig | FeatureSettings]:
+    """The settings that a benchmark measures, by the name of their preset."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    content = run_path(str(ROOT / "benchmarks" / f"{script}.py"))
+    if script == "waiting":  # loads its settings in new processes
+        return {"vsepp": load_experiment("vsepp", dataset="demo", sets=content["SETS"])}
+    measured: dict[str, ExperimentConfig | FeatureSettings] = content["MEASURED"]
+    return measured
+
+
+@pytest.mark.parametrize("script", MEASURING)
+def test_a_benchmark_measures_the_settings_of_a_preset(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in settings_of(script, monkeypatch).items():
+        if isinstance(settings, ExperimentConfig):
+            presets = [load_experiment(settings.name, dataset=dataset) for dataset in (None, "demo")]
+            assert facts_of(settings) in [facts_of(preset) for preset in presets], name
+        else:
+            assert facts_of(settings) == facts_of(load_feature_preset(name))
+
+
+def test_the_shortlist_is_measured_with_a_model_of_a_preset() -> None:
+    cards = pd.read_csv(RESULTS / "flickr8k" / "cards.csv", index_col="experiment")
+    assert "model." not in cards.loc["todnet_minilm", "changes"]
+
+
+def test_every_program_of_the_page_is_one_of_these() -> None:
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    measured = {max((s for s in scripts if work.now.csv.startswith(s)), key=len) for work in works.WORKS}
+    assert measured == {*MEASURING, *WITHOUT_SETTINGS, *ON_OTHER_RUNS}
 
 
 def test_a_csv_of_the_first_machine_and_the_newest_torch_counts(results: Path) -> None:
