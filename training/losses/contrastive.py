@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 
 from vse.training.losses.base import (
     Batch,
@@ -122,17 +122,6 @@ class ContrastiveLoss(RankingLoss):
     def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         return self.direction_cost(QueryScores(scores, positives, negatives))
 
-    def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
-        scores, positives, negatives = query_scores
-        own = torch.zeros_like(negatives).scatter(1, positives[:, None], True)
-        return self.sum_query_costs(
-            self.logits(scores, scale), ~negatives if self.same_image == "positive" else own, negatives
-        )
-
-    @abstractmethod
-    def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
-        """Return the sum of the costs of the queries (rows) of one direction. Each query has at least one positive."""
-
     @abstractmethod
     def compute_block_results(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         """Return the cost of a block of images and, for each caption, a partial result such as a sum over these images.
@@ -228,16 +217,24 @@ class InfoNceLoss(ContrastiveLoss):
         return self.least_temperature
 
     def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
-        if self.same_image == "positive":
-            return super().direction_cost(query_scores, scale)
-        scores, positives, negatives = query_scores  # a single positive needs no mask, which saves passes over the scores
+        scores, positives, negatives = query_scores
+        logits = self.logits(scores, scale)
+        if self.same_image == "positive":  # each candidate is a positive or a negative
+            shares = (~negatives).float()
+            return cross_entropy(logits, shares / shares.sum(1, keepdim=True), reduction="sum")
         left_out = ~negatives.scatter(1, positives[:, None], True)
-        logs = self.logits(scores, scale).masked_fill(left_out, -torch.inf).log_softmax(1)
-        return -logs.gather(1, positives[:, None])[:, 0].sum()
+        return cross_entropy(logits.masked_fill(left_out, -torch.inf), positives, reduction="sum")
 
-    def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
-        logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
-        return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
+    def collapsed_cost(self, images: QueryScores, captions: QueryScores, scale: nn.Module | None = None) -> Scalar:
+        """Return the cost of equal scores, the logarithm of the number of each query's candidates."""
+
+        def count_candidates(side: QueryScores) -> Tensor:
+            if self.same_image == "positive":
+                return torch.full_like(side.positive_columns, side.scores.shape[1])
+            return 1 + side.negative_mask.sum(1)
+
+        image_cost, caption_cost = (count_candidates(side).log().sum() for side in (images, captions))
+        return self.lambda1 * image_cost + self.lambda2 * caption_cost
 
     def compute_block_results(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, paired_columns, is_same_image = logit_block
@@ -284,7 +281,12 @@ class SigmoidLoss(ContrastiveLoss):
         """
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
-    def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+    def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
+        scores, positives, negatives = query_scores
+        own = torch.zeros_like(negatives).scatter(1, positives[:, None], True)
+        return self._sum_costs(self.logits(scores, scale), ~negatives if self.same_image == "positive" else own, negatives)
+
+    def _sum_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
@@ -293,7 +295,7 @@ class SigmoidLoss(ContrastiveLoss):
         paired = torch.zeros_like(is_same_image).scatter(1, paired_columns[:, None], True)
         positives = is_same_image if self.same_image == "positive" else paired
         negatives = ~paired if self.same_image == "keep" else ~is_same_image
-        return (self.lambda1 + self.lambda2) * self.sum_query_costs(logits, positives, negatives), logits.new_empty(0)
+        return (self.lambda1 + self.lambda2) * self._sum_costs(logits, positives, negatives), logits.new_empty(0)
 
     def combine_caption_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         return caption_results.sum()

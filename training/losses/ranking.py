@@ -131,10 +131,10 @@ class RankingLoss(Loss):
         """Return the sum of the costs of both directions, weighted by ``lambda1`` and ``lambda2``."""
         return self.lambda1 * self.direction_cost(images, scale) + self.lambda2 * self.direction_cost(captions, scale)
 
-    def with_collapsed_scores(self, images: QueryScores, captions: QueryScores) -> tuple[QueryScores, QueryScores]:
-        """Return both arguments, but with the scores that a model with equal embeddings would give."""
-        collapsed = self.scores_if_collapsed
-        return images._replace(scores=collapsed(images.scores)), captions._replace(scores=collapsed(captions.scores))
+    def collapsed_cost(self, images: QueryScores, captions: QueryScores, scale: nn.Module | None = None) -> Scalar:
+        """Return the cost of both directions for a model whose embeddings are all equal."""
+        images, captions = (side._replace(scores=self.scores_if_collapsed(side.scores)) for side in (images, captions))
+        return self.total_cost(images, captions, scale)
 
     def scores_if_collapsed(self, scores: ScoreMatrix) -> ScoreMatrix:
         """Return the scores of a batch whose embeddings are all equal: zeros, because only differences of scores count.
@@ -145,13 +145,15 @@ class RankingLoss(Loss):
 
     def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         """Return the function that adds the costs of both directions and of the neighbourhood constraints of a batch."""
-        total_cost = torch.compile(self.total_cost) if compiled else self.total_cost
+        total_cost, collapsed_cost = self.total_cost, self.collapsed_cost
+        if compiled:
+            total_cost, collapsed_cost = torch.compile(total_cost), torch.compile(collapsed_cost)
 
         def cost(batch: Batch, seed: int) -> Cost:
             query_scores = score_queries(batch, similarity, self.same_image != "keep", self.has_distinct_candidates)
             value = total_cost(*query_scores, scale)
             with torch.no_grad():
-                collapsed = total_cost(*self.with_collapsed_scores(*query_scores), scale)
+                collapsed = collapsed_cost(*query_scores, scale)
             total = Cost(value, collapsed, query_scores)
             for weight, side, items, partners in _list_neighbourhood_constraints(self, batch):
                 found = find_neighbours(items, partners, side[0].device)

@@ -283,7 +283,7 @@ def compute_triplet_cost(
     query_scores = _select_query_scores(batch, similarity((regions,), (phrases,)), device)
     total = loss.total_cost(*query_scores)
     with torch.no_grad():
-        cost = Cost(total, loss.total_cost(*loss.with_collapsed_scores(*query_scores)), query_scores)
+        cost = Cost(total, loss.collapsed_cost(*query_scores), query_scores)
     of_region, of_text, of_truth = map(torch.from_numpy, (batch.pair_regions, batch.pair_texts, batch.pair_truths))
     for weight, side, items, partners in (
         (loss.lambda3, regions, of_region, of_text),
