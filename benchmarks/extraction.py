@@ -97,7 +97,12 @@ def measure(preset: str, paths: list[Path], arguments: argparse.Namespace) -> di
         for _ in load_in_threads(paths, lambda path: cut_crops(decode_image(path), config), config.workers, 2 * size):
             pass
 
-    works = {"forward": forward_only, "decode": decode_only, "extract": lambda: extractor.extract(items), "plain": lambda: plain.extract(items)}
+    works = {
+        "forward": forward_only,
+        "decode": decode_only,
+        "extract": lambda: extractor.extract(items),
+        "plain": lambda: plain.extract(items),
+    }
     if config.model.startswith("timm/"):
         network = load_backbone(plain.config).to(device)
         loader = torch.utils.data.DataLoader(Opened(paths, network), size)

@@ -40,7 +40,6 @@ from vse.features.extractors.words import WordVectors
 from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import HglmmConfig, MixtureKind
 
-
 MEASURED = {"hglmm": HglmmConfig.model_validate(load_feature_preset("hglmm").model_dump())}
 CONFIG = MEASURED["hglmm"]
 

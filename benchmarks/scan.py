@@ -88,7 +88,11 @@ class Loop(Similarity):
 
 def model_of(form: ScanSettings) -> Model:
     torch.manual_seed(0)
-    return build_model(MEASURED[form.attention].model, InputSpec(InputKind.SETS, 2048, "regions"), InputSpec(InputKind.WORDS, N_WORDS, "captions"))
+    return build_model(
+        MEASURED[form.attention].model,
+        InputSpec(InputKind.SETS, 2048, "regions"),
+        InputSpec(InputKind.WORDS, N_WORDS, "captions"),
+    )
 
 
 def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings, precision: str) -> dict[str, float]:

@@ -71,7 +71,13 @@ def main() -> None:
     report(
         "tfidf",
         [
-            {"preset": CONFIG.name, "what": what, "size": size, "cpu_s": round(median, 3), "ratio_to_limit": round(median / limit, 2)}
+            {
+                "preset": CONFIG.name,
+                "what": what,
+                "size": size,
+                "cpu_s": round(median, 3),
+                "ratio_to_limit": round(median / limit, 2),
+            }
             for what, median in medians.items()
         ],
     )

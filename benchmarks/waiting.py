@@ -63,7 +63,12 @@ def train_once(cache: Path, threads: int | None) -> None:
     set_thread_count(threads)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(
-            train(cache, load_experiment("vsepp", dataset="demo", sets=SETS), out=Path(folder) / "run", options=TrainOptions(device="cpu"))
+            train(
+                cache,
+                load_experiment("vsepp", dataset="demo", sets=SETS),
+                out=Path(folder) / "run",
+                options=TrainOptions(device="cpu"),
+            )
         )
         rate = run.metrics_file.read_text().splitlines()[-1].split(",")[-1]
         print(rate, os.environ.get("OMP_WAIT_POLICY", "default"))

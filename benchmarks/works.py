@@ -209,7 +209,10 @@ WORKS = (
         "Fisher vectors of 1,000 words",
         "s",
         cell("hglmm_speed", "ours_s", what="Fisher vectors, single precision, as the encoder"),
-        peer=("a loop over single numbers", cell("hglmm_speed", "loop_s", what="Fisher vectors, single precision, as the encoder")),
+        peer=(
+            "a loop over single numbers",
+            cell("hglmm_speed", "loop_s", what="Fisher vectors, single precision, as the encoder"),
+        ),
     ),
     _texts("minilm", "sentence-transformers"),
     _texts("clip_text", "OpenCLIP"),

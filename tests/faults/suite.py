@@ -1,7 +1,7 @@
 """Count the outcomes of a suite of faults, and write the counts that ``docs/faults.md`` prints.
 
-``pytest -m 'slow or not slow' tests/faults/test_x.py --tries 60 --counts docs/results/faults.csv`` runs the suites of a file and replaces their
-rows in that CSV; ``python -m tests.faults.suite`` then writes the page's table from it.
+``pytest -m 'slow or not slow' tests/faults/test_x.py --tries 60 --counts docs/results/faults.csv`` runs the suites of a
+file and replaces their rows in that CSV; ``python -m tests.faults.suite`` then writes the page's table from it.
 """
 
 from __future__ import annotations
