@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -136,20 +138,15 @@ class ScanSimilarity(Similarity):
         low, columns = context.to(products), queries.transpose(0, 1).reshape(-1, dim).to(products).T
         squares = queries.square().sum(2).T
 
-        def score_block(rows: slice) -> Tensor:
+        def score_block(low: Tensor, context: Tensor, context_mask: Tensor) -> Tensor:
             with torch.autocast(device, enabled=False):
-                cosines = (low[rows].flatten(0, 1) @ columns).to(context.dtype).view(-1, n_context, n_queries, m)
-                relevance = self._compute_relevance(
-                    cosines, _gram_matrices(context[rows]), squares, context_mask[rows], query_mask.T
-                )
+                cosines = (low.flatten(0, 1) @ columns).to(context.dtype).view(len(low), n_context, n_queries, m)
+                relevance = self._compute_relevance(cosines, _gram_matrices(context), squares, context_mask, query_mask.T)
                 return self._aggregate_relevance(relevance, query_mask.T)
 
-        blocks = [slice(start, start + size) for start in range(0, n, size)]
-        parts = [
-            checkpoint(score_block, rows, use_reentrant=False, preserve_rng_state=False) if recompute else score_block(rows)
-            for rows in blocks
-        ]
-        scores = torch.cat([*parts, context.new_empty(0, m)])
+        contexts = torch.split(context, size)
+        low_contexts = contexts if low is context else torch.split(low, size)
+        scores = _score_in_blocks(score_block, recompute, low_contexts, contexts, torch.split(context_mask, size))
         return scores if self.settings.attention == "t2i" else scores.T
 
     def _compute_relevance(
@@ -214,6 +211,19 @@ def _gram_matrices(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
     return sets @ sets.transpose(1, 2)
 
 
+def _score_in_blocks(score_block: Callable[..., Tensor], recompute: bool, *inputs: Sequence[Tensor]) -> Tensor:
+    """Return the scores of all blocks. ``inputs`` are tensors that ``torch.split`` divided into these blocks.
+
+    With slices instead of ``split``, the backward pass would add a gradient of the complete tensor for each block.
+
+    recompute : whether the backward pass computes each block again, to save memory
+    """
+    blocks = zip(*inputs, strict=True)
+    if recompute:
+        score_block = partial(checkpoint, score_block, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([score_block(*block) for block in blocks])
+
+
 def _trim_padding(sets: BatchVectors) -> BatchVectors:
     """Cut the sets to the length of the longest one. On a GPU return them unchanged, to avoid a slow read of the mask."""
     vectors, mask = sets
@@ -258,16 +268,11 @@ class MaxSimSimilarity(Similarity):
         size = max(1, _COSINES_PER_BLOCK.get(regions.device.type, 2**26) // max(1, n_per_image))
         recompute = torch.is_grad_enabled() and n * n_per_image > _MAX_STORED_COSINES
 
-        def score_block(rows: slice) -> Tensor:
-            cosines = (regions[rows].flatten(0, 1) @ words.flatten(0, 1).T).view(-1, n_regions, m, n_words)
-            return self._aggregate(cosines, region_mask[rows], word_mask[None])
+        def score_block(regions: Tensor, region_mask: Tensor) -> Tensor:
+            cosines = (regions.flatten(0, 1) @ words.flatten(0, 1).T).view(len(regions), n_regions, m, n_words)
+            return self._aggregate(cosines, region_mask, word_mask[None])
 
-        blocks = [slice(start, start + size) for start in range(0, n, size)]
-        parts = [
-            checkpoint(score_block, rows, use_reentrant=False, preserve_rng_state=False) if recompute else score_block(rows)
-            for rows in blocks
-        ]
-        return torch.cat([*parts, regions.new_empty(0, m)])
+        return _score_in_blocks(score_block, recompute, torch.split(regions, size), torch.split(region_mask, size))
 
     def score_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
