@@ -1,4 +1,4 @@
-"""Training steps of presets in fp32, compared with their matrix products alone: heads with InfoNCE, and SCAN.
+"""Training steps of presets in fp32, compared with their matrix products: InfoNCE, two-branch networks, and SCAN.
 
 Claims: a step of two linear heads with InfoNCE takes at most 1.4 times its matrix products, and a step of SCAN at most 1.3
 times. A step is the encoders, the loss, its gradients, and Adam. Models, losses and batch sizes are those of the presets in
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -28,8 +29,10 @@ from vse.training.kinds import InputKind
 from vse.training.losses.base import Batch
 from vse.training.models.build import InputSpec, build_model
 
-MEASURED = {name: load_experiment(name) for name in ("infonce_minilm_effnet", "scan_t2i_avg", "scan_i2t_avg")}
-IMAGE_DIM, CAPTION_DIM = 1280, 384  # EfficientNet-Lite0 and MiniLM
+MEASURED = {
+    name: load_experiment(name) for name in ("infonce_minilm_effnet", "twobranch_effnet", "scan_t2i_avg", "scan_i2t_avg")
+}
+LENGTHS = {"effnet": 1280, "effnet_10c": 1280, "minilm": 384, "hglmm": 6000}  # of the vectors of a feature
 N_REGIONS, REGION_DIM, N_WORDS = 36, 2048, 2500
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
 Product = tuple[Tensor, Tensor]
@@ -50,12 +53,14 @@ def multiply_all(shapes: Sequence[Shape]) -> list[Product]:
 
 def build_heads(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:
     """Return a step of two heads on vectors, and its products."""
-    batch, dim = experiment.train.batch_size, experiment.model.dim
-    kinds = (IMAGE_DIM, "images"), (CAPTION_DIM, "captions")
-    specs = [InputSpec(InputKind.VECTORS, size, name) for size, name in kinds]
-    step = build_step(experiment, specs, [(torch.randn(batch, size),) for size, _ in kinds])
-    shapes = [(batch, IMAGE_DIM, dim, 2), (batch, CAPTION_DIM, dim, 2), (batch, dim, batch, 3)]
-    return step, multiply_all(shapes)
+    batch, model, shapes = experiment.train.batch_size, experiment.model, []
+    lengths = [LENGTHS[str(feature)] for feature in (experiment.feature, experiment.caption_feature)]
+    for length, encoder in zip(lengths, (model.image_encoder, model.caption_encoder), strict=True):
+        widths = [length, *getattr(encoder, "widths", [model.dim])]
+        shapes += [(batch, read, made, 2 if k == 0 else 3) for k, (read, made) in enumerate(pairwise(widths))]
+    specs = [InputSpec(InputKind.VECTORS, length, "vectors") for length in lengths]
+    step = build_step(experiment, specs, [(torch.randn(batch, length),) for length in lengths])
+    return step, multiply_all([*shapes, (batch, widths[-1], batch, 3)])
 
 
 def build_scan(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:

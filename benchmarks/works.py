@@ -75,14 +75,14 @@ def _training(precision: str, threads: int, factor: float) -> Work:
     )
 
 
-def _step(preset: str, factor: float) -> Work:
+def _step(preset: str, factor: float | None = None) -> Work:
     step = partial(cell, "steps", preset=preset)
     return Work(
         f"training step of `{preset}`, fp32",
         "s",
         step("step_cpu_s"),
         limit=("matrix products alone", step("products_cpu_s")),
-        to_reach=(factor, "limit"),
+        to_reach=None if factor is None else (factor, "limit"),
     )
 
 
@@ -217,6 +217,7 @@ WORKS = (
     _texts("minilm", "sentence-transformers"),
     _texts("clip_text", "OpenCLIP"),
     _step("infonce_minilm_effnet", 1.4),
+    _step("twobranch_effnet"),
     *(_step(preset, 1.3) for preset in ("scan_t2i_avg", "scan_i2t_avg")),
     *map(_scan_scores, ("t2i", "i2t")),
     Work(
