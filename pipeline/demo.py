@@ -16,10 +16,11 @@ import numpy as np
 from PIL import Image
 
 from vse.pipeline.dataset.captions import ascii_words
+from vse.pipeline.dataset.preparation import write_dataset_file
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_element, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
-from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes, write_json
+from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes
 from vse.pipeline.progress import progress_bar
 
 SYNONYMS = {
@@ -309,7 +310,7 @@ def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:
         sentences = [_build_caption_entry(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
         entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
         entries.append({**entry, "sentences": sentences})
-    return write_json(out / "dataset.json", {"dataset": name, "images": entries})
+    return write_dataset_file(out / "dataset.json", {"dataset": name, "images": entries})
 
 
 def _build_caption_entry(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:

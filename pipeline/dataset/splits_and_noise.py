@@ -22,7 +22,13 @@ from vse.pipeline.dataset.columns import caption_ids, count_captions_per_image, 
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.duplicates import group_similar_photos
 from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.preparation import check_dataset_name, link_images, load_and_check_dataset, read_dataset_content
+from vse.pipeline.dataset.preparation import (
+    check_dataset_name,
+    link_images,
+    load_and_check_dataset,
+    read_dataset_content,
+    write_dataset_file,
+)
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_json_object
@@ -320,7 +326,7 @@ def write_folds(
             splits = {number: "test", (number + 1) % count: "val"}
             images = [{**image, "split": splits.get(part_of[image["imgid"]], "train")} for image in content["images"]]
             about = {"dataset": name, "fold": f"{number} of {count}", "parent": dataset.parent or dataset.name}
-            write_json(path, {**content, **about, "images": images})
+            write_dataset_file(path, {**content, **about, "images": images})
     sizes = [sum(part == number for part in part_of.values()) for number in range(count)]
     log.info("%d folds of %s images", count, f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} or {max(sizes)}")
     return list(paths.values())
