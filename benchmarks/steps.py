@@ -40,7 +40,7 @@ Shape = tuple[int, int, int, int]
 
 
 def multiply_all(shapes: Sequence[Shape]) -> list[Product]:
-    """Return the factors of products and their gradients.
+    """Return the factors of the matrix products of a training step, forward and backward.
 
     A shape has rows, input size, output size, and the number of passes: forward, and one or two backward.
     """
@@ -52,7 +52,7 @@ def multiply_all(shapes: Sequence[Shape]) -> list[Product]:
 
 
 def build_heads(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:
-    """Return a step of two heads on vectors, and its products."""
+    """Return a function that trains two heads for a step, and the factors of its products."""
     batch, model, shapes = experiment.train.batch_size, experiment.model, []
     lengths = [LENGTHS[str(feature)] for feature in (experiment.feature, experiment.caption_feature)]
     for length, encoder in zip(lengths, (model.image_encoder, model.caption_encoder), strict=True):
@@ -64,7 +64,7 @@ def build_heads(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[
 
 
 def build_scan(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:
-    """Return a step of SCAN on regions and words, and its products."""
+    """Return a function that trains SCAN for a step, and the factors of its products."""
     batch, model = experiment.train.batch_size, experiment.model
     lengths = torch.randint(8, 20, (batch,))
     words = torch.randint(1, N_WORDS, (batch, int(lengths.max())))
