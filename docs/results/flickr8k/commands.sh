@@ -119,8 +119,8 @@ own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set advers
     echo "scan_cells f8k $seed effnet_grid scan_i2t_avg_effnet $fewer"
     [ $# -lt 2 ] || echo "scan_boxes f8k $seed boxes_effnet_map scan_i2t_avg_effnet $fewer"
     [ $# -lt 2 ] || echo "vsepp_boxes f8k $seed boxes_effnet_levels vsepp_grid_effnet $(grid 12 8 1)"
-    echo "scan_grid_6_1_seeds f8k $seed effnet_grid scan_i2t_avg_effnet $(grid 6 4 1)"
-    echo "compositional_grid_6_1_seeds f8k $seed effnet_grid scan_adversary_effnet $(grid 6 4 1)"
+    echo "scan_adversary_cells f8k $seed effnet_grid scan_adversary_effnet $fewer"
+    [ $# -lt 2 ] || echo "scan_adversary_boxes f8k $seed boxes_effnet_map scan_adversary_effnet $fewer"
   done
 } | xargs -P 2 -I {} sh -c "sh '$0' train {}"
 todnet="todnet_effnet --set train.validate_images=null"
@@ -150,29 +150,28 @@ evaluate() { # DATASET NAME
   vse-eval runs/"$1_$2"/seed-*/test.h5 --out "$results/$2.json"
 }
 
-compare() { # NAME NAME
-  vse-eval --compare runs/f8k_folds_"$1"/seed-*/test.h5 runs/f8k_folds_"$2"/seed-*/test.h5 --out "$results/$1_vs_$2.json"
+compare() { # DATASET NAME NAME
+  vse-eval --compare runs/"$1_$2"/seed-*/test.h5 runs/"$1_$3"/seed-*/test.h5 --out "$results/$2_vs_$3.json"
 }
 
 names="vse0 vsepp order0 orderpp vsepp_grid_12_1 scan_grid_12_2 vsepp_minilm ace_own_10_minilm todnet_minilm"
 for name in $names vse0_12 vsepp_12; do evaluate f8k_folds "$name"; done
-[ $# -lt 2 ] || for name in vsepp_boxes scan_boxes; do evaluate f8k $name && names="$names $name"; done
-for name in vsepp_centre_36 vsepp_crops_36 scan_cells; do evaluate f8k $name && names="$names $name"; done
-vse-eval --compare runs/f8k_vsepp_crops_36/seed-*/test.h5 runs/f8k_vsepp_centre_36/seed-*/test.h5 \
-  --out "$results/vsepp_crops_36_vs_vsepp_centre_36.json"
-compare vsepp vse0
-compare vsepp_12 vse0_12
-compare orderpp order0
-compare ace_own_10_minilm vsepp_minilm
-compare todnet_minilm vsepp_minilm
+[ $# -lt 2 ] || for name in vsepp_boxes scan_boxes scan_adversary_boxes; do evaluate f8k $name && names="$names $name"; done
+for name in vsepp_centre_36 vsepp_crops_36 scan_cells scan_adversary_cells; do evaluate f8k $name && names="$names $name"; done
+compare f8k vsepp_crops_36 vsepp_centre_36
+compare f8k scan_adversary_cells scan_cells
+[ $# -lt 2 ] || {
+  compare f8k scan_boxes scan_cells
+  compare f8k scan_adversary_boxes scan_boxes
+}
+compare f8k_folds vsepp vse0
+compare f8k_folds vsepp_12 vse0_12
+compare f8k_folds orderpp order0
+compare f8k_folds ace_own_10_minilm vsepp_minilm
+compare f8k_folds todnet_minilm vsepp_minilm
 vse-eval --compare runs/f8k_folds_vsepp/seed-0/test.h5 runs/f8k_folds_vse0/seed-0/test.h5 \
   --out "$results/vsepp_vs_vse0_one_fold.json"
-compare scan_grid_12_2 vsepp_grid_12_1
-[ $# -lt 2 ] || vse-eval --compare runs/f8k_scan_boxes/seed-*/test.h5 runs/f8k_scan_cells/seed-*/test.h5 \
-  --out "$results/scan_boxes_vs_scan_cells.json"
-# The adversary. These two models are in a table of their own, which has no interval, because their first runs were not kept.
-for name in scan_grid_6_1_seeds compositional_grid_6_1_seeds; do vse-eval runs/f8k_$name/seed-*/test.h5 --out "results/$name.json"; done
-vse-table summary results/scan_grid_6_1_seeds.json results/compositional_grid_6_1_seeds.json --out "$results/compositional.csv"
+compare f8k_folds scan_grid_12_2 vsepp_grid_12_1
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
