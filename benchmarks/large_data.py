@@ -5,7 +5,7 @@ The data are in the layout of clip-retrieval: vectors of 512 numbers in float16 
 million pairs, where the data set is a parquet file, only the import runs. ``cpu_s`` is the
 processor time of the command. ``peak_gb`` is its largest resident memory, which includes mapped files. ``own_gb`` is the
 largest anonymous memory, which does not: the system can drop the pages of a mapped file at any time, and processes share
-them. It is read every 20 milliseconds.
+them. It is read every 20 milliseconds. Files in a temporary folder in memory (tmpfs) count as anonymous memory.
 
     python benchmarks/large_data.py
     python benchmarks/large_data.py --pairs 10000  # a quick look
