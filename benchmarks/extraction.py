@@ -3,16 +3,15 @@
 Claims: on a processor, an extraction with the preset ``effnet`` is at least 1.2 times as fast as the bare network, because
 the preset folds batch norms into convolutions. Its vectors differ by less than 1e-5 of their largest number. On a GPU
 (``--device cuda --compile``) the rates show what limits the speed.
-Columns: ``extract`` is the extraction with the preset, and ``plain`` the same without folding, in fp32. ``forward`` is the
-unfolded network alone, on pixels in memory, in batches of 4 on a processor, where larger
-batches are not faster. ``timm`` decodes, resizes and computes as in timm's documentation, with torch's DataLoader.
-``drift`` is the largest difference from the vectors in fp32 without folding, divided by their largest number. ``cosine``
-is the smallest cosine with them.
+Columns: ``extract`` is the extraction with the preset, and ``plain`` the same without folding, in fp32. ``forward`` is
+the unfolded network alone, on pixels in memory, in batches of 4 on a processor, where larger batches are not faster.
+``timm`` decodes, resizes and computes as in timm's documentation, with torch's DataLoader. ``drift`` is the largest
+difference from the vectors in fp32 without folding, divided by their largest number. ``cosine`` is the smallest cosine
+with them.
 Limits: weights are random; these take the same time as trained weights, but their drift differs. Vectors are kept in
-float32. Images are those of the
-demo, enlarged to 500 x 375 pixels, a common size of photographs, so that decoding and resizing take as long as for these.
-On a processor the rates are by processor time of one thread, medians of runs that take turns; on a GPU they are by wall
-time.
+float32. Images are those of the demo, enlarged to 500 x 375 pixels, a common size of photographs, so that decoding and
+resizing take as long as for these. On a processor the rates are by processor time of one thread, medians of runs that
+take turns; on a GPU they are by wall time.
 
     python benchmarks/extraction.py
     python benchmarks/extraction.py --presets fc7 resnet --images 32

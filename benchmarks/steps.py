@@ -39,7 +39,7 @@ Product = tuple[Tensor, Tensor]
 Shape = tuple[int, int, int, int]
 
 
-def multiply_all(shapes: Sequence[Shape]) -> list[Product]:
+def list_factors(shapes: Sequence[Shape]) -> list[Product]:
     """Return the factors of the matrix products of a training step, forward and backward.
 
     A shape has rows, input size, output size, and the number of passes: forward, and one or two backward.
@@ -60,7 +60,7 @@ def build_heads(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[
         shapes += [(batch, read, made, 2 if k == 0 else 3) for k, (read, made) in enumerate(pairwise(widths))]
     specs = [InputSpec(InputKind.VECTORS, length, "vectors") for length in lengths]
     step = build_step(experiment, specs, [(torch.randn(batch, length),) for length in lengths])
-    return step, multiply_all([*shapes, (batch, widths[-1], batch, 3)])
+    return step, list_factors([*shapes, (batch, widths[-1], batch, 3)])
 
 
 def build_scan(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[Product]]:
@@ -78,7 +78,7 @@ def build_scan(experiment: ExperimentConfig) -> tuple[Callable[[], None], list[P
     ]
     n_regions = batch * N_REGIONS
     shapes = [(n_regions, REGION_DIM, model.dim, 2), *2 * of_one_direction, (n_regions, model.dim, len(spoken), 3)]
-    return step, multiply_all(shapes)
+    return step, list_factors(shapes)
 
 
 def build_step(
