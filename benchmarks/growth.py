@@ -1,4 +1,4 @@
-"""Growth of time and memory with size, over two orders of magnitude; each point has a process of its own.
+"""Growth of time and memory with size, over three orders of magnitude; each point has a process of its own.
 
 Claims: everything except evaluation grows in proportion to the size. Evaluation compares all images with all captions, so
 its time grows with the square. Memory grows with the embeddings, the features in memory and the texts, and with nothing
@@ -6,7 +6,8 @@ else.
 Measured programs:
 - ``evaluation``: ``evaluate()``, by images with five captions each, embeddings of 1,024 numbers;
 - ``extraction``: a small network on crops of 32 pixels, so that the time outside the network shows, by images;
-- ``training``: an epoch of VSE++ of 256 dimensions, from opening the cache to the last checkpoint, by pairs;
+- ``Fisher vectors``: the feature HGLMM on word vectors of 50 numbers, by captions;
+- ``training``: an epoch of VSE++ of the demo's size, from opening the cache to the last checkpoint, by pairs;
 - ``search``: an exact query on rows of 512 numbers, memory-mapped from a file whose pages count as memory, by rows;
 - ``workflow``: a dry run of Snakemake, by shards of a feature;
 - ``dataset.json``: loading the file, by images with five captions each.
@@ -58,9 +59,9 @@ from snakemake.cli import main
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
 main()
 """
-DRAWN, EACH, DIM, ROW = 110, 5, 1024, 512
+DRAWN, EACH, DIM, ROW, N_WORDS = 110, 5, 1024, 512, 3000
 SMALL_NETWORK = ["model=squeezenet1_1", "layer=features.2", "grid=2", "weights=random", "resize=32", "crop=32"]
-SMALL_MODEL = ["model.dim=256", "model.word_dim=100", "train.epochs=1", "train.min_count=1", "train.on_collapse=warn"]
+ONE_EPOCH = ["warmup.epochs=0", "train.epochs=1", "train.min_count=1", "train.on_collapse=warn"]
 
 
 def unit_rows(rng: np.random.Generator, n: int, dim: int) -> NDArray[np.float32]:
@@ -89,6 +90,14 @@ def make_photos(folder: Path, n_images: int) -> None:
     (folder / "dataset.json").write_text(json.dumps({"dataset": "many", "images": images}))
 
 
+def make_captions(folder: Path, n_captions: int) -> None:
+    """Write a data set with made-up captions, and a file with vectors of 50 numbers for their words."""
+    make_up(folder, {"train": n_captions // EACH}, 4, N_WORDS, 1)
+    vectors = np.random.default_rng(0).laplace(size=(N_WORDS, 50))
+    lines = (f"word{k} {' '.join(f'{number:.4f}' for number in vector)}" for k, vector in enumerate(vectors))
+    (folder / "words.txt").write_text("\n".join(lines))
+
+
 def make_corpus(folder: Path, n_rows: int) -> None:
     rng = np.random.default_rng(0)
     corpus = np.lib.format.open_memmap(folder / "corpus.npy", "w+", np.float32, (n_rows, ROW))
@@ -110,6 +119,18 @@ def extract(folder: Path) -> None:
         sets=SMALL_NETWORK,
         shards=4,
         options=ExtractOptions(device="cpu", threads=1),
+    )
+    extract_feature(asked)
+
+
+def encode_captions(folder: Path) -> None:
+    asked = FeatureRequest(
+        dataset=folder / "dataset.json",
+        feature="hglmm",
+        out=folder / "h.h5",
+        sets=["pca=300"],
+        shards=4,
+        options=ExtractOptions(device="cpu", threads=1, words=folder / "words.txt"),
     )
     extract_feature(asked)
 
@@ -149,19 +170,25 @@ WORKS = {
         "images", 10_000, make_embeddings, lambda folder: evaluate_files([folder / "test.h5"], folder / "test.json")
     ),
     "extraction": Work("images", 5_000, make_photos, extract),
+    "Fisher vectors": Work(
+        "captions",
+        300_000,
+        make_captions,
+        encode_captions,
+    ),
     "training": Work(
         "pairs",
         50_000,
-        lambda folder, pairs: make_up(folder, {"train": pairs // EACH, "val": 100}, 1280, 3000, 4),
+        lambda folder, pairs: make_up(folder, {"train": pairs // EACH, "val": 100}, 1280, N_WORDS, 4),
         lambda folder: train(
             folder / "made-up.h5",
-            load_experiment("vsepp", sets=SMALL_MODEL),
+            load_experiment("vsepp", dataset="demo", sets=ONE_EPOCH),
             out=folder / "run",
             options=TrainOptions(device="cpu"),
         ),
     ),
     "search": Work("rows", 1_000_000, make_corpus, search),
-    "workflow": Work("jobs", 1_000, make_preset, plan_jobs),
+    "workflow": Work("jobs", 10_000, make_preset, plan_jobs),
     "dataset.json": Work(
         "images",
         123_287,
@@ -193,15 +220,15 @@ def measure(name: str, folder: Path) -> dict[str, float]:
 
 
 def sizes(largest: float, points: int) -> list[int]:
-    """Return sizes from a hundredth of the largest on, at equal ratios; each is large enough for several shards."""
-    return [max(20, round(largest * 10 ** (-2 + 2 * k / (points - 1)))) for k in range(points)]
+    """Return sizes from a thousandth of the largest on, at equal ratios; each is large enough for several shards."""
+    return [max(20, round(largest * 10 ** (-3 + 3 * k / (points - 1)))) for k in range(points)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--largest", type=float, default=1.0, help="the largest size, as a multiple of the usual one")
-    parser.add_argument("--points", type=int, default=5, help="number of sizes for each program, at least two")
+    parser.add_argument("--points", type=int, default=7, help="number of sizes for each program, at least two")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
