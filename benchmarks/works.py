@@ -86,6 +86,18 @@ def _step(preset: str, factor: float | None = None) -> Work:
     )
 
 
+def _dataset(what: str, column: str, limit: tuple[str, str], factor: float | None = None) -> Work:
+    """Return a row on a ``dataset.json`` of COCO's size."""
+    seconds = partial(cell, "dataset", images=123_287)
+    return Work(
+        f"{what}, 123,287 images",
+        "s",
+        seconds(column=f"{column}_cpu_s"),
+        limit=(limit[0], seconds(column=f"{limit[1]}_cpu_s")),
+        to_reach=None if factor is None else (factor, "limit"),
+    )
+
+
 def _scan_scores(attention: str) -> Work:
     scores = partial(cell, "scan", work="scores of 1000 x 5000", attention=attention, precision="fp32")
     return Work(
@@ -214,11 +226,19 @@ WORKS = (
             cell("hglmm_speed", "loop_s", what="Fisher vectors, single precision, as the encoder"),
         ),
     ),
+    Work(
+        "captions by `hglmm`, 6,000 numbers",
+        "captions/cpu-s",
+        cell("hglmm_encoding", "captions_per_cpu_s", preset="hglmm"),
+        limit=("projection on the principal components alone", cell("hglmm_encoding", "projection_per_cpu_s", preset="hglmm")),
+        to_reach=(2, "limit"),
+    ),
     _texts("minilm", "sentence-transformers"),
     _texts("clip_text", "OpenCLIP"),
     _step("infonce_minilm_effnet", 1.4),
     _step("twobranch_effnet"),
     *(_step(preset, 1.3) for preset in ("scan_t2i_avg", "scan_i2t_avg")),
+    *map(_step, ("phrase_embedding_effnet", "phrase_network_effnet")),
     *map(_scan_scores, ("t2i", "i2t")),
     Work(
         "scores of TOD-Net, 1,000 x 5,000, by shortlist",
@@ -227,6 +247,9 @@ WORKS = (
         peer=("all pairs", cell("shortlist_f8k", "complete_cpu_s", run=_TODNET)),
         to_reach=(600, ""),
     ),
+    _dataset("first read of `dataset.json`", "parsed", ("Python's JSON parser", "json"), 2),
+    _dataset("later read of `dataset.json`, one split", "columns", ("SHA-256 of the file", "sha256")),
+    _dataset("splitting captions into words", "words", ("`str.lower` and `str.split`", "split"), 2),
     Work("import of 1,000,000 pairs", "s", cell("large_data", "cpu_s", step="import", pairs=1_000_000), to_reach=(40, "")),
     Work("planning by Snakemake, 123,287 photographs", "s", cell("planning", "cpu_s", photos=123_287, state="extracted")),
     Work(
