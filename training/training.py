@@ -345,7 +345,7 @@ def _save_and_log_epoch(folder: RunFolder, solver: Solver, save_checkpoint: Call
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
         validated = f"val rsum {row['rsum']:.1f} ({first})"
     best = ", best so far" if _is_best_epoch(solver) else ""
-    log.info("epoch %d: %s, %s%s", row["epoch"], solver.describe_epoch(row), validated, best)
+    log.info("epoch %d: %s%s", row["epoch"], ", ".join(filter(None, [solver.describe_epoch(row), validated])), best)
 
 
 def _write_csv_files(folder: RunFolder, solver: Solver) -> None:

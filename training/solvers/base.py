@@ -220,7 +220,7 @@ class Solver(ABC):
 
     @abstractmethod
     def describe_epoch(self, row: Mapping[str, float]) -> str:
-        """Return a summary of the epoch's row for the log."""
+        """Return a summary of the epoch's row for the log; an empty text if there is nothing to say."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a resume, also in the middle of an epoch. The resume gives bit by bit the same results."""
