@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import console_scripts
+from vse.pipeline.dataset.file_formats import convert_dataset
 
 HEAVY = {*("torch", "torchvision", "faiss", "pandas", "matplotlib", "sklearn", "scipy", "cv2", "gensim")}
 HEAVY |= {"timm", "open_clip", "transformers", "sentence_transformers", "torch._dynamo"}
@@ -91,6 +93,29 @@ def test_the_steps_of_the_main_job_import_only_what_they_use(cache: Path, tmp_pa
     assert training == embedding == {"torch"}
     assert evaluation == search == {"torch", "faiss"}
     assert extraction == {"torch", "faiss", "torchvision"}
+
+
+READS_COLUMNS = """
+import sys
+from pathlib import Path
+from vse.pipeline.dataset.columns import ImageColumns
+from vse.pipeline.dataset.parquet_io import ParquetColumns
+from vse.pipeline.files.inputs import InputFile
+
+images = list(ImageColumns(ParquetColumns(InputFile(Path(sys.argv[1])))))  # without the check of a new file
+print(images[0].captions[0].raw, images[0].split, *sys.modules, sep="\\n")
+"""
+
+
+def test_columns_are_read_without_pandas(tmp_path: Path) -> None:
+    caption = {"sentid": 7, "imgid": 1, "raw": "a dog", "tokens": ["a", "dog"]}
+    image = {"imgid": 1, "filename": "1.jpg", "split": "test", "sentences": [caption]}
+    file = tmp_path / "dataset.json"
+    file.write_text(json.dumps({"dataset": "made_up", "images": [image]}))
+    text, split, *modules = output(READS_COLUMNS, convert_dataset(file, tmp_path / "columns"))
+    assert (text, split) == ("a dog", "test")
+    assert "pyarrow" in modules
+    assert "pandas" not in modules
 
 
 ASKS_WHEN_TORCH_IS_LOADED = """
