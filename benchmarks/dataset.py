@@ -1,15 +1,17 @@
 """Time and memory of reading a dataset.json of COCO's size, and of splitting its captions into words.
 
-The file is parsed the first time, and read from its file of columns later.
+The file is parsed the first time, and read from its copy in columns later.
 
-Claims: a search or an evaluation reads and checks the file and creates 5,000 test images with their captions in less than a
-second, where parsing the complete file takes many seconds. It also takes less memory. The default tokeniser takes at most
-twice the time of ``str.lower`` and ``str.split``.
+Claims: a search or an evaluation reads 5,000 test images with their captions from the copy in less than half a second, where
+parsing the complete file takes many seconds. It also takes less memory. The default tokeniser takes at most twice the time
+of ``str.lower`` and ``str.split``.
 Limits: captions are made up, of 10 words. ``json_cpu_s`` is Python's JSON parser alone. ``sha256_cpu_s`` is one read of
 the file with its checksum; it is the limit of both ways, because the program checks by the SHA-256 that the columns
-belong to the file. ``words`` and ``split`` are the tokeniser and its limit; ``vocabulary`` counts all words and replaces
-each word by its number. These three do not include the reading of the captions. Each measurement has a process of its own;
-time is processor time, and memory is the peak without that of the imports.
+belong to the file. ``checked`` is the first read of the copy, which also checks all its values; ``columns`` and
+``columns_all`` are later reads of a split and of all images. ``words`` and ``split`` are the tokeniser and its limit;
+``vocabulary`` counts all words and replaces each word by its number. These three do not include the reading of the
+captions. Each measurement has a process of its own; time is processor time, and memory is the peak without that of the
+imports.
 
     python benchmarks/dataset.py
 """
@@ -72,6 +74,7 @@ WORKS: dict[str, Callable[[Path], Callable[[], object]]] = {
     "sha256": lambda path: lambda: hashlib.file_digest(path.open("rb"), "sha256"),
     "json": lambda path: lambda: json.loads(path.read_bytes()),
     "parsed": lambda path: lambda: load_dataset_file(path),
+    "checked": lambda path: lambda: list(load_dataset_file(path).split("test")),
     "columns": lambda path: lambda: list(load_dataset_file(path).split("test")),
     "columns_all": lambda path: lambda: list(load_dataset_file(path).images),
     "split": lambda path: partial(list, (text.lower().split() for text in read_texts(path))),
@@ -82,7 +85,7 @@ WORKS: dict[str, Callable[[Path], Callable[[], object]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, nargs="+", default=[8000, 31_000, 123_287, 500_000])
+    parser.add_argument("--images", type=int, nargs="+", default=[8000, 31_000, 123_287])
     parser.add_argument("--one", nargs=2, metavar=("WORK", "FILE"), help="used by the script itself")
     arguments = parser.parse_args()
     if arguments.one:
@@ -99,6 +102,7 @@ def main() -> None:
                 command = [sys.executable, __file__, "--one", name, str(path)]
                 taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
                 row |= {f"{name}_{unit}": value for unit, value in taken.items()}
+                time.sleep(3 * (name == "parsed"))  # the check of a file that was written just now is not remembered
             there = parquet_copy_path(path)
             rows.append(row | {"columns_mb": round(there.stat().st_size / 1e6) if there.exists() else 0})
         print(rows[-1], file=sys.stderr, flush=True)

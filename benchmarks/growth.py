@@ -167,9 +167,9 @@ class Work:
 
 WORKS = {
     "evaluation": Work(
-        "images", 10_000, make_embeddings, lambda folder: evaluate_files([folder / "test.h5"], folder / "test.json")
+        "images", 20_000, make_embeddings, lambda folder: evaluate_files([folder / "test.h5"], folder / "test.json")
     ),
-    "extraction": Work("images", 5_000, make_photos, extract),
+    "extraction": Work("images", 20_000, make_photos, extract),
     "Fisher vectors": Work(
         "captions",
         300_000,
@@ -188,7 +188,7 @@ WORKS = {
         ),
     ),
     "search": Work("rows", 1_000_000, make_corpus, search),
-    "workflow": Work("jobs", 10_000, make_preset, plan_jobs),
+    "workflow": Work("jobs", 20_000, make_preset, plan_jobs),
     "dataset.json": Work(
         "images",
         123_287,
