@@ -1,8 +1,7 @@
 """Start-up time of the commands: processor seconds of each command on a demo with almost nothing to compute.
 
 Claim: ``--help`` and usage errors take less than 0.5 s. A command that computes takes a third more than ``import torch``,
-which it needs. Two exceptions: a report imports matplotlib, and an extraction builds its network, VGG19 with random
-weights.
+which it needs. Two exceptions: a report imports matplotlib, and an extraction imports torchvision and builds its network.
 Limits: the time includes the processing of a demo of 110 images of 32 x 32 pixels, so it is an upper bound. Each round
 runs everything once in a new folder, and the numbers are medians over rounds. The row ``ten commands`` is the sum over
 the commands that ``snakemake results/demo_vsepp.html`` runs.
@@ -42,7 +41,7 @@ SHARDS = 4
 TINY = f"""
 n_images: 110
 shards: {SHARDS}
-features: {{ fc7: {{ weights: random, layer: features.4, grid: 8, resize: 32, crop: 32 }} }}
+features: {{ fc7: {{ model: squeezenet1_1, weights: random, layer: features.2, grid: 8, resize: 32, crop: 32 }} }}
 experiment: {{ model: {{ dim: 32, word_dim: 16 }}, train: {{ epochs: 2 }} }}
 """
 EXTRACT = "extract cnn --dataset data/demo/dataset.json --feature fc7"
