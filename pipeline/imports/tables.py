@@ -15,7 +15,7 @@ import pandas as pd
 
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
-from vse.pipeline.files.columnar import read_parquet_batches
+from vse.pipeline.files.columnar import list_values, read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
@@ -158,7 +158,7 @@ def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Itera
     with path.open("rb") as stream:
         for batch in read_parquet_batches(path, stream, lambda _: names):
             with wrap_read_errors(path, "a parquet file"):
-                files, captions, *splits = (batch.column(name).to_pylist() for name in names)
+                files, captions, *splits = (list_values(batch.column(name)) for name in names)
             for file, caption, split in zip(files, captions, splits[0] if splits else repeat(None, len(files)), strict=True):
                 row_number += 1
                 if file is None:
@@ -277,7 +277,7 @@ def _read_parquet_rows(path: Path, find_columns: _ColumnFinder) -> Iterator[tupl
     with path.open("rb") as stream:
         for batch in read_parquet_batches(path, stream, list_needed_columns):
             with wrap_read_errors(path, "a parquet file"):
-                columns_of_batch = [column.to_pylist() for column in batch.columns]
+                columns_of_batch = list(map(list_values, batch.columns))
             for values in zip(*columns_of_batch, strict=True):
                 row_number += 1
                 yield f"{path}: row {row_number}", dict(zip(batch.schema.names, values, strict=True))
