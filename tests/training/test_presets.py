@@ -336,7 +336,8 @@ def feature(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         if extractor == "boxes":
             boxes = load_feature_preset(name, "demo", ["n_boxes=3", "pool=4", "grid=2"])
             assert isinstance(boxes, BoxesConfig)
-            small = {"model": "squeezenet1_1", "map": "features.1", "layer": "features.2"}
+            layers = {"layers": ("features.1", "features.2")} if boxes.layers else {"map": "features.1", "layer": "features.2"}
+            small = {"model": "squeezenet1_1", **layers}
             return BoxesExtractor(boxes.model_copy(update=small), dataset=few)
         sizes = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
         if extractor == "text":
