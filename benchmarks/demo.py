@@ -1,9 +1,10 @@
 """The demo, from a fresh clone to its report: processor seconds, wall time and memory.
 
 Claims: the demo takes at most 200 processor seconds, 90 of them before the training, and no process needs more than 1 GB.
-The commands are those of the README, without ``pip install``. The features are a target of their own, so that their time
-is known; this starts Snakemake twice. The package is the installed one, and the clone is that of the last commit.
-Limit: one run, on all cores.
+The command is that of the README, without ``pip install``. Snakemake runs twice, first for the features and then for the
+report. All numbers of a row count from the start; ``peak_gb`` is the peak of the largest process so far.
+Limits: one run, on all cores. The clone is made from the last commit. The Python package is the installed one, so install
+this commit first.
 
     python benchmarks/demo.py
 """

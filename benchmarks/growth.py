@@ -1,16 +1,16 @@
 """Growth of time and memory with size, over three orders of magnitude; each point has a process of its own.
 
-Claims: everything except evaluation grows in proportion to the size. Evaluation compares all images with all captions, so
-its time grows with the square. Memory grows with the embeddings, the features in memory and the texts, and with nothing
-else.
-Measured programs:
-- ``evaluation``: ``evaluate()``, by images with five captions each, embeddings of 1,024 numbers;
-- ``extraction``: a small network on crops of 32 pixels, so that the time outside the network shows, by images;
-- ``Fisher vectors``: the feature HGLMM on word vectors of 50 numbers, by captions;
-- ``training``: an epoch of VSE++ of the demo's size, from opening the cache to the last checkpoint, by pairs;
-- ``search``: an exact query on rows of 512 numbers, memory-mapped from a file whose pages count as memory, by rows;
-- ``workflow``: a dry run of Snakemake, by shards of a feature;
-- ``dataset.json``: loading the file, by images with five captions each.
+Claims: everything except evaluation grows in proportion to the size. Evaluation compares all images with all captions,
+and the time of this comparison grows with the square of the size. Memory grows with the embeddings, the features in
+memory and the texts, and with nothing else.
+Measured programs, with the unit of their size in brackets:
+- ``evaluation`` (images with five captions each): ``evaluate()`` on embeddings of 1,024 numbers;
+- ``extraction`` (images): a small network on crops of 32 pixels, so that the time outside the network shows;
+- ``Fisher vectors`` (captions): fitting and encoding the feature HGLMM, on word vectors of 50 numbers;
+- ``training`` (pairs): one epoch of VSE++ with the demo's model, from opening the cache to the last checkpoint;
+- ``search`` (rows): an exact query on rows of 512 numbers, memory-mapped from a file whose pages count as memory;
+- ``workflow`` (shards of a feature): a dry run of Snakemake;
+- ``dataset.json`` (images with five captions each): loading the file.
 Limits: data are made up; one thread; one run of each point. ``cpu_s`` is the processor time of the program alone.
 ``start_gb`` is the memory before it starts, libraries included (0 for ``workflow``, a program of its own). ``peak_gb`` is
 the peak of the resident memory.
@@ -220,7 +220,10 @@ def measure(name: str, folder: Path) -> dict[str, float]:
 
 
 def sizes(largest: float, points: int) -> list[int]:
-    """Return sizes from a thousandth of the largest on, at equal ratios; each is large enough for several shards."""
+    """Return sizes at equal ratios, from a thousandth of the largest to the largest.
+
+    Sizes below 20 become 20, so that each has several shards.
+    """
     return [max(20, round(largest * 10 ** (-3 + 3 * k / (points - 1)))) for k in range(points)]
 
 

@@ -3,10 +3,11 @@
 Claims: ten steps of EM of a Gaussian mixture take no more processor time than scikit-learn's GaussianMixture from the
 same start, both on one thread. Ten steps for the other mixtures, which scikit-learn does not have, take at most twelve
 times as much. EM and Fisher vectors are more than 50 times as fast as a loop over single numbers, the reference of the
-tests. Encoding captions takes little more processor time than the projection of their Fisher vectors on the principal
-components. Fitting 6,000 principal components of 18,000-d Fisher vectors takes less than 8 GB. Word vectors and captions are
-made up, in COCO's numbers: 566,435 captions of about 10 words, from 30,000 words. Limit: the covariance is a sum over
-only ``--captions`` captions, because its memory does not depend on their number and its time is proportional to it.
+tests. Encoding captions includes the projection of their Fisher vectors on the principal components, and takes at most
+twice the processor time of this projection alone. Fitting 6,000 principal components of 18,000-d Fisher vectors takes
+less than 8 GB. Word vectors and captions are made up, in COCO's numbers: 566,435 captions of 10 words, from 30,000
+words. Limit: the covariance is a sum over only ``--captions`` captions, because its memory does not depend on their
+number and its time is proportional to it.
 
     python benchmarks/hglmm.py --captions 20000
 """
@@ -108,7 +109,7 @@ def em(n: int = 5000, rounds: int = 5) -> list[dict[str, object]]:
 
 
 def make_up_captions(n: int) -> tuple[WordVectors, list[list[str]]]:
-    """Return vectors of 30,000 words, and captions of ten words, most of them frequent."""
+    """Return vectors of 30,000 words, and captions of ten words. Most words of a caption are frequent ones."""
     rng = np.random.default_rng(0)
     names = [f"word{k}" for k in range(30_000)]
     words = WordVectors(tuple(names), rng.laplace(size=(30_000, CONFIG.trained_dim)).astype(np.float32))
@@ -119,7 +120,8 @@ def make_up_captions(n: int) -> tuple[WordVectors, list[list[str]]]:
 def encoding(chunks: int = 2, rounds: int = 3) -> list[dict[str, object]]:
     """Return the rate at which captions are encoded, and the rate of the projection on the principal components alone.
 
-    Both take turns. The mixture and the principal components are random; their values do not change the time.
+    The two programs run in turns, and the first round does not count. The mixture and the principal components are random;
+    their values do not change the time.
     """
     words, captions = make_up_captions(chunks * CONFIG.chunk)
     generator = torch.Generator().manual_seed(0)

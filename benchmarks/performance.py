@@ -139,7 +139,7 @@ def exponent(sizes: ArrayLike, values: ArrayLike) -> float:
 
 def growth_points() -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the points of each program of benchmarks/growth.py, with ``own_gb``, the memory beyond that of the start."""
-    table = table_of("growth")
+    table = table_of("growth", avx2=True)
     if not table.empty:
         for name, points in table.assign(own_gb=table["peak_gb"] - table["start_gb"]).groupby("work", sort=False):
             yield str(name), points.sort_values("size")
@@ -159,7 +159,7 @@ def growth_block() -> str:
         sizes = f"{first['size']:,} to {last['size']:,} {last['unit']}"
         rows.append([name, sizes, f"{number(last['cpu_s'])} s", time, f"{number(last['own_gb'])} GB", memory])
     titles = "benchmark | sizes | processor time, largest size | power of time | memory, largest size | power of memory"
-    return markdown(titles, rows, f"Measured on {machine_of('growth')}, with one thread.")
+    return markdown(titles, rows, f"Measured on {machine_of('growth', avx2=True)}, with one thread.")
 
 
 def draw_growth(figure: Figure) -> None:

@@ -1,13 +1,13 @@
 """Training steps of presets in fp32, compared with their matrix products: InfoNCE, two-branch networks, SCAN, and phrases.
 
-Claims: a step of two linear heads with InfoNCE takes at most 1.4 times its matrix products, and a step of SCAN at most 1.3
-times. A step is the encoders, the loss, its gradients, and Adam. For phrases, it also samples the negatives. Models, losses
-and batch sizes are those of the presets in :data:`MEASURED`.
-Limits: inputs are random, and one thread computes. SCAN has 36 regions of 2,048 numbers for an image, and captions of 8 to 19
-words from a vocabulary of 2,500. Phrases have images with 36 random boxes, and an image has 10 phrases. The products are as
-few and as large as possible, as if a recurrent network had no steps.
-Steps and products take turns, and numbers are medians of processor time. ``products`` is the share of the products in the
-step by torch's profiler. The environment variables of ``common.AVX2`` show a processor without AVX-512.
+Claims: a step of two linear heads with InfoNCE takes at most 1.4 times its matrix products, and a step of SCAN at most
+1.4 times. A step is the encoders, the loss, its gradients, and Adam. A step for phrases also samples the regions and
+phrases that are compared. Models, losses and batch sizes are those of the presets in :data:`MEASURED`.
+Limits: inputs are random, and one thread computes. SCAN has 36 regions of 2,048 numbers for an image, and captions of 8
+to 19 words from a vocabulary of 2,500. For phrases, an image has 36 random boxes and 10 phrases. The matrix products of
+the limit are as few and as large as possible: a recurrent network has one product for all words. Steps and products
+take turns, and numbers are medians of processor time. ``products`` is the share of the products in the step by torch's
+profiler. The environment variables of ``common.AVX2`` show a processor without AVX-512.
 
     python benchmarks/steps.py
 """

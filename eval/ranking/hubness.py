@@ -71,7 +71,7 @@ class _BestImagesSoFar:
 
 
 _MAX_FIRST_PERCENT = 50.0  # a warning is logged if one candidate is the first for more of the queries than this
-_ROWS_PER_BLOCK = 4096  # rows whose cosines are summed at once, in double precision
+_ROWS_PER_BLOCK = 4096  # rows that are normalised and summed at once, in double precision
 _MAX_MEAN_COSINE = 0.9  # vectors with a higher mean cosine nearly all point into one direction
 
 
@@ -120,6 +120,7 @@ def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
         units /= units.norm(dim=1, keepdim=True).clamp_min(1e-300)
         total += units.sum(0)
         squares += float(units.square().sum())
+    # The squared length of the sum of unit vectors is the sum of the cosines of all pairs, also of a row with itself.
     return (float(total.square().sum()) - squares) / (n * (n - 1)) if n > 1 else 1.0
 
 

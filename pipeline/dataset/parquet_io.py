@@ -114,7 +114,7 @@ class ParquetColumns:
     @cached_property
     def splits(self) -> NDArray[np.int8]:
         """The split of each image as an index in :data:`SPLITS`, (n_images,)."""
-        # pyarrow could search for SPLITS itself, but it imports pandas to build an array of them, and that takes 0.3 s.
+        # pyarrow could find the index of each split. But it would import pandas to convert SPLITS, which takes 0.3 s.
         encoded = self._read("split").combine_chunks().dictionary_encode()
         numbers = np.array([SPLITS.index(split) for split in encoded.dictionary.to_pylist()], np.int8)
         return np.take(numbers, _to_numpy(encoded.indices))
@@ -215,7 +215,7 @@ def _encode_tokens(lists: Any) -> tuple[NDArray[np.int32], NDArray[np.int64], li
 
 
 def _to_numpy(array: Any) -> NDArray[Any]:
-    """Return the numbers of a pyarrow array without nulls. Unlike pyarrow's ``to_numpy``, this does not import pandas."""
+    """Return the numbers of a pyarrow array, which must have no nulls. The array's own ``to_numpy`` imports pandas."""
     whole = array.combine_chunks() if hasattr(array, "chunks") else array
     return np.from_dlpack(whole)
 
