@@ -165,9 +165,11 @@ def growth_block() -> str:
 def draw_growth(figure: Figure) -> None:
     """Draw a panel for each program: processor time, and memory beyond the start."""
     works = list(growth_points())
-    panels = figure.subplots(2, max(1, -(-len(works) // 2)), squeeze=False).flat
+    panels = [*figure.subplots(2, max(1, -(-len(works) // 2)), squeeze=False).flat]
     looks = {"cpu_s": ("s", "o", _BLUE, "processor seconds"), "own_gb": ("GB", "D", _ORANGE, "GB of memory beyond the start")}
-    for axes, (name, points) in zip(panels, works, strict=False):  # the last panel may be empty
+    for axes in panels[len(works) :]:  # the last panel may be empty
+        axes.set_axis_off()
+    for axes, (name, points) in zip(panels, works, strict=False):
         slopes = []
         for column, (unit, marker, colour, _) in looks.items():
             axes.plot(
@@ -177,7 +179,7 @@ def draw_growth(figure: Figure) -> None:
         axes.set(xscale="log", yscale="log", xlabel=points["unit"].iloc[0])
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_formatter(NullFormatter())
-        axes.set_title(f"{name}: {', '.join(slopes)}", fontsize=9, color=_INK)
+        axes.set_title(f"{name}\n{', '.join(slopes)}", fontsize=9, color=_INK)
     handles = [Line2D([], [], marker=marker, color=colour, label=label) for _, marker, colour, label in looks.values()]
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
 
