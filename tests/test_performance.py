@@ -176,7 +176,7 @@ def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None
 @pytest.mark.nightly
 def test_all_steps_run_on_data_of_another_program(tmp_path: Path) -> None:
     table = run_script("large_data", tmp_path, "--pairs", "2000")
-    assert table["step"].nunique() == 8
+    assert table["step"].nunique() == 10
     assert (table[["cpu_s", "peak_gb"]] > 0).all(axis=None)
 
 
