@@ -115,13 +115,15 @@ class ParquetColumns:
     def splits(self) -> NDArray[np.int8]:
         """The split of each image as an index in :data:`SPLITS`, (n_images,)."""
         # pyarrow could find the index of each split. But it would import pandas to convert SPLITS, which takes 0.3 s.
-        encoded = self._read("split").combine_chunks().dictionary_encode()
+        texts = self._read("split").combine_chunks().cast("string")  # a dictionary array may have values that no image has
+        encoded = texts.dictionary_encode()
         numbers = np.array([SPLITS.index(split) for split in encoded.dictionary.to_pylist()], np.int8)
         return np.take(numbers, _to_numpy(encoded.indices))
 
     @cached_property
     def cocoids(self) -> NDArray[np.int64]:
         """The id of each image in MS-COCO, (n_images,); :data:`NO_COCOID` for an image without such an id."""
+        # Nulls are filled only where a file has both nulls and ids, because fill_null imports pandas, too.
         column = self._read("cocoid").cast("int64") if "cocoid" in self._file.schema_arrow.names else None
         if column is None or column.null_count == len(column):
             return np.full(self.n_images, NO_COCOID)

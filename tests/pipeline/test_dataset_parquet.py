@@ -148,6 +148,16 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_splits_may_be_categories_that_no_image_has(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "dataset.parquet", [{**row, "split": split} for row, split in zip(rows(), ("train", "test"), strict=True)]
+    )
+    table = pyarrow.parquet.read_table(path)
+    splits = pyarrow.DictionaryArray.from_arrays(pyarrow.array([1, 2]), pyarrow.array(["unused", "train", "test"]))
+    pyarrow.parquet.write_table(table.set_column(table.schema.names.index("split"), "split", splits), path)
+    assert [image.split for image in load_dataset_file(path).images] == ["train", "test"]
+
+
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.98, None])
 def test_a_damaged_file_is_one_line_or_a_data_set(place: float | None, tmp_path: Path, fails: Fails) -> None:
     path = tmp_path / "dataset.parquet"
