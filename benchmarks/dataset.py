@@ -7,8 +7,8 @@ parsing the complete file takes many seconds. The default tokeniser takes at mos
 ``str.split``.
 Limits: captions are made up, of 10 words. The limit of the first read (``parsed``) is Python's JSON parser (``json``).
 ``checked`` is the first read of the copy, which also checks all its values; ``columns`` and ``columns_all`` are later reads
-of a split and of all images. ``sha256`` is one read of the file with its checksum, which a later read needs only if the
-file has changed. ``words`` and ``split`` are the tokeniser and its limit; ``vocabulary`` counts all words and replaces each
+of a split and of all images. ``sha256`` is one read of the file with its checksum. A later read needs it only if the file
+has changed. ``words`` and ``split`` are the tokeniser and its limit; ``vocabulary`` counts all words and replaces each
 word by its number. These three do not include the reading of the captions. Each measurement has a process of its own, and
 time is its processor time. It includes the libraries that the read imports.
 
@@ -100,7 +100,8 @@ def main() -> None:
                 command = [sys.executable, __file__, "--one", name, str(path)]
                 taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
                 row[f"{name}_cpu_s"] = taken
-                time.sleep(3 * (name == "parsed"))  # the check of a file that was written just now is not remembered
+                if name == "parsed":
+                    time.sleep(3)  # the check of a file that was written just now is not remembered
             there = parquet_copy_path(path)
             rows.append(row | {"columns_mb": round(there.stat().st_size / 1e6) if there.exists() else 0})
         print(rows[-1], file=sys.stderr, flush=True)
