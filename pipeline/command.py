@@ -5,6 +5,8 @@ A user's mistake ends a command with one line on stderr and exit code 2. The log
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import math
 import os
@@ -219,6 +221,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     def main(arguments: Sequence[str] | None = None) -> None:
         set_up_openmp(os.environ)
+        _collect_garbage_rarely()
         _log_to_stderr()
         argument_list = list(sys.argv[1:] if arguments is None else arguments)
         try:
@@ -245,6 +248,16 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     main.__doc__ = command.help
     return main
+
+
+def _collect_garbage_rarely() -> None:
+    """Let Python search for unused objects less often while this process runs, and not at all when it ends.
+
+    Python searches after 700 new objects, and looks at all objects when it ends. ``import torch`` creates so many objects that
+    these searches take a quarter of the time of a short command.
+    """
+    gc.set_threshold(10_000, 20, 20)
+    atexit.register(gc.freeze)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class Options(BaseModel):
     The text below a field is the help of its option.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     def __init__(self, **values: Any) -> None:
         try:

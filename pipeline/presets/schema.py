@@ -22,7 +22,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class Settings(BaseModel):
     """Base class of immutable settings. An unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
     renamed_keys: ClassVar[Mapping[str, str]] = {}  # old key -> new key, e.g. model.order_form -> model.similarity.form
 
 
