@@ -136,6 +136,12 @@ WORKS = (
         for until, verb, goal in (("features", "are", 90), ("report", "is", 200))
     ),
     Work(
+        "two seeds of the demo, both at once on one core each",
+        "s",
+        cell("seeds", "wall_s", trainings="both at once"),
+        peer=("one after the other on two cores", cell("seeds", "wall_s", trainings="one after the other")),
+    ),
+    Work(
         "`--help`, the slowest command",
         "s",
         cell("startup", "cpu_s", **_HELP),

@@ -4,7 +4,7 @@
 #   sh docs/results/ladder/commands.sh SOURCE WEIGHTS
 #
 # SOURCE is a folder for `vse-data prepare f8k`. WEIGHTS is a folder with tf_efficientnet_lite0.pth, tf_efficientnet_lite2.pth,
-# mobilenet_v2.pth and all-MiniLM-L6-v2/. Each training has one thread; several run at a time.
+# mobilenet_v2.pth and all-MiniLM-L6-v2/. Each training has one thread, and runs on a CPU; several run at a time.
 set -eu
 results=results/ladder
 heads="vsepp infonce_minilm twobranch cca"
@@ -18,7 +18,7 @@ name() { # HEAD NETWORK; the names of the presets end with _effnet, whichever ne
 for head in $heads; do
   for network in $networks; do echo "results/f8k_$(name "$head" "$network").json"; done
 done >"$results/targets"
-xargs snakemake --cores all --set-threads train=1 --config f8k_dir="$1" weights_dir="$2" -- <"$results/targets"
+xargs snakemake --cores all --config device=cpu threads=1 f8k_dir="$1" weights_dir="$2" -- <"$results/targets"
 
 for head in $heads; do
   for other in effnet2 mobilenet; do
