@@ -48,14 +48,8 @@ def test_the_page_has_the_numbers_of_the_csvs() -> None:
 
 MEASURING = ("extraction", "hglmm", "scan", "steps", "text", "tfidf", "training", "waiting")
 WITHOUT_SETTINGS = ("dataset", "ranks", "ranks_memory", "evaluation", "index", "large_data", "planning", "reading")
-ON_OTHER_RUNS = (
-    "demo",
-    "seeds",
-    "startup",
-    "searching",
-    "clients",
-    "shortlist",
-)  # of the demo, of made-up vectors, or of Flickr8k
+# of the demo, of made-up vectors, or of Flickr8k
+ON_OTHER_RUNS = ("demo", "seeds", "startup", "searching", "clients", "shortlist")
 
 
 def facts_of(settings: ExperimentConfig | FeatureSettings) -> dict[str, object]:
