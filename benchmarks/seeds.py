@@ -1,11 +1,12 @@
 """Trainings of the demo with two seeds, one after the other on two cores, and both at once on one core each.
 
 Claims: ``snakemake --config device=cpu threads=1`` takes at most 0.7 times the wall time of the default and 0.75 times its
-processor time, and the metrics are the same.
-The features are extracted before. The time is that of one ``snakemake`` command: two trainings, two embeddings and one
-evaluation. The two ways take turns, and the numbers are medians over rounds.
+processor time, and rsum is the same to one decimal.
+The features are extracted before the measurement. The time is that of one ``snakemake`` command: two trainings, two
+embeddings and one evaluation. The two ways take turns, and the numbers are medians over rounds.
 Limits: the model of the demo is small. With a larger model, threads of one training wait less for each other. On a machine
-with more cores, only two of them are used. The Python package is the installed one, so install this commit first.
+with more cores, trainings and embeddings use only two of them; the evaluation may use all. The machine must have no GPU. The
+Python package is the installed one, so install this commit first.
 
     python benchmarks/seeds.py
 """
@@ -40,7 +41,7 @@ def snakemake(folder: Path, target: str, *config: str) -> None:
 
 
 def measure(folder: Path, *config: str) -> Measured:
-    """Train two seeds from the extracted features, evaluate them, and delete both."""
+    """Train and evaluate two seeds from the extracted features, and delete the folders with runs and results."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     snakemake(folder, "results/demo_vsepp.json", "seeds=[0,1]", *config)
     wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -4,7 +4,8 @@
 #   sh docs/results/ladder/commands.sh SOURCE WEIGHTS
 #
 # SOURCE is a folder for `vse-data prepare f8k`. WEIGHTS is a folder with tf_efficientnet_lite0.pth, tf_efficientnet_lite2.pth,
-# mobilenet_v2.pth and all-MiniLM-L6-v2/. Each training has one thread, and runs on a CPU; several run at a time.
+# mobilenet_v2.pth and all-MiniLM-L6-v2/. All steps run on the CPU. Extractions, trainings and embeddings have one thread each;
+# as many run at a time as there are cores.
 set -eu
 results=results/ladder
 heads="vsepp infonce_minilm twobranch cca"
