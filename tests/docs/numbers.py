@@ -4,7 +4,8 @@
 interval of that comparison and metric, in ``docs/results/<page>/comparisons.csv``, a table ``vse-table significance``. In any
 other file, the row is that of the experiment with this name, and ``column`` is a column of the file. If a file has rows of
 several protocols, the number is that of the complete split, ``full``, unless the row is ``<experiment> by <protocol>``. The
-rows of a table ``vse-table compression`` are called ``<method> <codec>``, and ``<method> <codec> rescored``.
+rows of a table ``vse-table compression`` are called ``<method> <codec>``, and ``<method> <codec> rescored``. The rows of
+``performance.csv`` are the benchmarks on a processor without AVX-512.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class PageNumber:
         if "codec" in table:  # a table ``vse-table compression``
             again = table["rescored"].map(lambda number: " rescored" if number else "")
             table["experiment"] = table["method"] + " " + table["codec"] + again
+        if "work" in table:  # performance.csv
+            table = table[table["machine"].str.contains("AVX2")].rename(columns={"work": "experiment"})
         row, _, protocol = self.row.partition(" by ")
         if "protocol" in table and (table["protocol"] == (protocol or "full")).any():
             table = table[table["protocol"] == (protocol or "full")]
