@@ -37,7 +37,7 @@ from common import RESULTS, report
 
 import vse
 
-SERVE = "from vse.training.cli import serve_main; serve_main()"
+SERVE = "from vse.training.serve.cli import serve_main; serve_main()"
 FEATURE = {"model": "squeezenet1_1", "layer": "features.2", "grid": 2, "weights": "random", "resize": 32, "crop": 32}
 MODEL = {"train.epochs": 1, "model.dim": 64, "model.word_dim": 32, "train.batch_size": 32, "train.min_count": 1}
 UPLOAD_MB = 1

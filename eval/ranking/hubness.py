@@ -71,7 +71,7 @@ class _BestImagesSoFar:
 
 
 _MAX_FIRST_PERCENT = 50.0  # a warning is logged if one candidate is the first for more of the queries than this
-_ROWS_PER_BLOCK = 4096  # rows that are normalised and summed at once, in double precision
+_MAX_BLOCK_NUMBERS = 2**21  # numbers that are normalised and summed at once, in double precision
 _MAX_MEAN_COSINE = 0.9  # vectors with a higher mean cosine nearly all point into one direction
 
 
@@ -115,7 +115,7 @@ def _compute_hub_statistics(n_candidates: int, first: Int[Tensor, "n_queries dep
 def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
     """Return the mean cosine over all pairs of two different rows; 1 if there is a single row."""
     n, total, squares = len(vectors), torch.zeros(vectors.shape[1], dtype=torch.float64), 0.0
-    for rows in torch.split(shared_tensor(vectors), _ROWS_PER_BLOCK):
+    for rows in torch.split(shared_tensor(vectors), max(1, _MAX_BLOCK_NUMBERS // max(1, vectors.shape[1]))):
         units = rows.double()
         units /= units.norm(dim=1, keepdim=True).clamp_min(1e-300)
         total += units.sum(0)

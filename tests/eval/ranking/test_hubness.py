@@ -40,9 +40,10 @@ def test_hubs_are_those_of_sorted_lists(seed: int, n_images: int, n_captions: in
         assert found[direction]["largest"] == pytest.approx(100 * firsts.max() / len(scores))
 
 
-def test_the_mean_cosine_is_that_of_all_pairs() -> None:
-    rows = vectors(0, 20) * np.arange(1, 21)[:, None].astype(np.float32)
-    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+@pytest.mark.parametrize("repeats", [1, 100_000], ids=["one block of rows", "many blocks of rows"])
+def test_the_mean_cosine_is_that_of_all_pairs(repeats: int) -> None:
+    rows = np.tile(vectors(0, 20) * np.arange(1, 21)[:, None].astype(np.float32), repeats)
+    units = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     pairs = [units[a] @ units[b] for a in range(20) for b in range(20) if a != b]
     assert mean_cosine(rows) == pytest.approx(np.mean(pairs), abs=1e-6)
 

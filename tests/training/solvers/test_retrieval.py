@@ -145,7 +145,7 @@ def test_a_compiled_loss_and_cnn_give_the_same(cache: Path, tmp_path: Path) -> N
     arguments = ["--features", str(cache), "--out", str(tmp_path / "compiled"), *COMMAND, *options(*sets)]
     log = tmp_path / "log.txt"
     assert forked.run(forked.train_compiled, arguments, log) == 0, log.read_text()
-    assert "compiled: forward total_cost\n" in log.read_text()
+    assert "compiled: collapsed_cost forward total_cost\n" in log.read_text()
     plain = state(train(cache, experiment(*sets[:-1]), out=tmp_path / "plain"))
     compiled = state(tmp_path / "compiled")
     assert plain["rows"][0]["loss"] == pytest.approx(compiled["rows"][0]["loss"], rel=1e-4)
