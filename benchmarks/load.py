@@ -1,9 +1,9 @@
 """Check of vse-serve's answers under load: many clients send requests for a minute, and some requests are invalid.
 
 Claim: with 32 clients for 60 s no answer is wrong, no request hangs, and memory does not grow. One request in ten is
-invalid: it has no query, a number out of range, an unknown id or method, another host, bytes that are not an image or not
-a request, a photograph with too many pixels or bytes, or its client hangs up. The answer to a valid request must be the
-one that a single client got before. The answer to an invalid request must have the status that docs/serve.md names.
+invalid: it has no query, a number out of range, or an unknown id, method or host. Or it sends bytes that are not an image
+or not a request, or a photograph with too many pixels or bytes. Some clients hang up. The answer to a valid request must
+be the one that a single client got before. The answer to an invalid request must have the status that docs/serve.md names.
 ``growth_pct`` compares the server's peak memory in the last quarter of the time with that in the second quarter.
 ``stop_s`` is the time from SIGTERM to the end of the server.
 Limits: the demo and the model are tiny, and the clients share the cores of the server, so ``per_s`` is not its highest

@@ -54,7 +54,7 @@ def measure(folder: Path, *config: str) -> Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     arguments = parser.parse_args()
     measured: dict[str, list[Measured]] = defaultdict(list)

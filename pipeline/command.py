@@ -254,8 +254,7 @@ def _collect_garbage_rarely() -> None:
     """Let Python search for unused objects less often while this process runs, and not at all when it ends.
 
     By default, Python searches each time 700 objects were added (the number depends on its version), and searches all objects
-    when it ends. After ``import torch`` there are so many objects that the searches take about a sixth of the time of a short
-    command.
+    when it ends. ``import torch`` creates many objects. The searches then take a sixth of the time of a short command.
     """
     gc.set_threshold(10_000, 20, 20)
     atexit.register(gc.freeze)

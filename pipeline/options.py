@@ -1,8 +1,8 @@
 """Define the options of each command once, as the fields of a pydantic model.
 
-A field gives an option its name, type, default and limits, and the text below the field is its help. :func:`command` turns the
-fields into click options, from which ``--help`` and the documentation page of the command follow. The functions behind the
-command, and the Python interface, take an object of the same model.
+A field gives an option its name, type, default and limits. The text below the field is its help. :func:`command` turns the
+fields into click options. They are the source of ``--help`` and of the command's page in the documentation. The functions
+behind the command, and the Python interface, take an object of the same model.
 """
 
 from __future__ import annotations
