@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ from vse.training.data.pairs import (
 from vse.training.kinds import BatchVectors, InputKind, to_input_kind
 from vse.training.models.build import Model, TrainableCnn, build_model
 from vse.training.models.encoders.recurrent import RecurrentSettings
-from vse.training.models.recurrent_states import STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE
+from vse.training.models.recurrent_states import STEP_ROW_MULTIPLE
 from vse.training.options import RunInputOptions
 from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
@@ -163,7 +164,7 @@ def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | Non
 
 
 _VECTORISED_NUMBERS = 32  # torch rounds the end of a row differently if the length is not a multiple of this number
-_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # largest total number of words of texts that are encoded together
+_MAX_GROUP_WORDS = sum(range(STEP_ROW_MULTIPLE + 1))  # of texts that are encoded together, as in encodes_texts_together
 _MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
 Query = str | Image.Image
 """A text, or a photo in RGB."""
@@ -243,9 +244,10 @@ class QueryEncoder:
     def encodes_texts_together(self) -> bool:
         """True if the embedding of a text is bit-identical when it is encoded alone and in a group of texts.
 
-        This is possible only on a CPU and for a GRU or LSTM, whose matrix products have the same shape for 1 to 16 texts (see
-        :mod:`vse.training.models.recurrent_states`). Even then, the processor may round the rows of a product differently.
-        Therefore some words of the vocabulary are encoded in both ways, and the embeddings are compared.
+        This is possible only on a CPU and for a GRU or LSTM. For 1 to 16 texts, the products of their states have the same
+        shape (see :mod:`vse.training.models.recurrent_states`). But the product of the different words has more rows for more
+        words, and a library may round the rows of a larger product differently. Therefore texts of 1 to 16 words of the
+        vocabulary are encoded in both ways, and the embeddings are compared.
         """
         trained, settings = self._trained, self._trained.experiment.model.caption_encoder
         if (
@@ -257,8 +259,8 @@ class QueryEncoder:
             or len(trained.vocabulary.words) < STEP_ROW_MULTIPLE
         ):
             return False
-        words = trained.vocabulary.words[-STEP_ROW_MULTIPLE:]
-        texts = [" ".join(words[:n]) for n in range(1, len(words) + 1)]
+        words = cycle(trained.vocabulary.words[-_MAX_GROUP_WORDS:])
+        texts = [" ".join(islice(words, n)) for n in range(1, STEP_ROW_MULTIPLE + 1)]
         alone = torch.cat([self._encode_texts([text], allow_unknown=True).vectors[0] for text in texts[::5]])
         return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0][::5], alone)
 

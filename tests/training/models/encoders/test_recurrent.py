@@ -44,7 +44,7 @@ def gradients(states: Tensor, encoder: RecurrentEncoder) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("states", ["last", "all"])
 @pytest.mark.parametrize("name", NAMES)
 @given(
-    captions=st.lists(st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=12), min_size=1, max_size=10),
+    captions=st.lists(st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=12), min_size=1, max_size=20),
     extra=st.integers(0, 4),
     value=st.integers(0, VOCABULARY_SIZE - 1),
 )
@@ -63,11 +63,11 @@ def test_a_caption_is_its_last_state_or_the_set_of_all_by_torch_s_own_network_wh
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_states_without_gradients_are_the_same_and_those_in_bfloat16_near(name: str) -> None:
+def test_states_without_gradients_differ_by_rounding_and_those_in_bfloat16_are_near(name: str) -> None:
     encoder = made(name)
     (exact,) = encoder(pad_sets(), LENGTHS)
     with torch.inference_mode():
-        assert torch.equal(encoder(pad_sets(), LENGTHS)[0], exact)
+        torch.testing.assert_close(encoder(pad_sets(), LENGTHS)[0], exact, rtol=1e-5, atol=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
         (rough,) = encoder(pad_sets(), LENGTHS)
     assert rough.dtype == torch.float32
