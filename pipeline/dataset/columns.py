@@ -33,7 +33,7 @@ class IdIndex:
         """Return the position in ``ids`` of each wanted id, (n_wanted,); -1 for an unknown id."""
         if not len(self._sorted_ids):
             return np.full(len(wanted), -1, np.int64)
-        places = np.searchsorted(self._sorted_ids, wanted).clip(max=len(self._sorted_ids) - 1)
+        places = np.minimum(np.searchsorted(self._sorted_ids, wanted), len(self._sorted_ids) - 1)
         rows: NDArray[np.int64] = np.where(self._sorted_ids[places] == wanted, self._row_order[places], -1)
         return rows
 
@@ -168,12 +168,14 @@ class ImageColumns(Sequence[Image]):
         columns, row = self._columns, int(self._row_indices[index])
         group = int(np.searchsorted(columns.group_ends, row, side="right"))
         first = int(columns.group_ends[group - 1]) if group else 0
-        file, texts = columns.read_file_and_captions(group, row - first)
-        imgid, split, cocoid, end = (
-            int(column[row]) for column in (columns.imgids, columns.splits, columns.cocoids, columns.caption_ends)
+        file, sentences = columns.read_file_and_captions(group, row - first)
+        imgid, split, cocoid = (int(column[row]) for column in (columns.imgids, columns.splits, columns.cocoids))
+        captions = tuple(
+            [
+                Caption(one["sentid"], imgid, one["raw"], tuple(one["tokens"]), (), one.get("language") or "")
+                for one in sentences
+            ]
         )
-        sentids = columns.sentids[end - len(texts.raw_texts) : end].tolist()
-        captions = _build_captions(imgid, sentids, 0, texts)
         return Image(imgid, file, SPLITS[split], captions, None if cocoid == NO_COCOID else cocoid)
 
     def __iter__(self) -> Iterator[Image]:

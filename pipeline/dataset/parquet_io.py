@@ -167,14 +167,14 @@ class ParquetColumns:
         """Return the language (or None) of each caption in a row group; an empty list if the file has no languages."""
         return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
 
-    def read_file_and_captions(self, group: int, row: int) -> tuple[str, CaptionTexts]:
-        """Return the file name and the captions of image ``row`` of a row group.
+    def read_file_and_captions(self, group: int, row: int) -> tuple[str, list[dict[str, Any]]]:
+        """Return the file name and the captions of image ``row`` of a row group. A caption is a dict of its columns.
 
         The columns of every group that was read stay in memory, because a search reads single images in any order. They are
         not decoded: a million captions take about 170 MB.
         """
         files, sentences = self._read_group_once(group)
-        return files[row].as_py(), decode_captions(sentences[row : row + 1])
+        return files[row].as_py(), sentences[row].as_py()
 
     def _read_group(self, group: int) -> tuple[Any, Any]:
         return self._read("filename", [group]).combine_chunks(), self._read("sentences", [group]).combine_chunks()
