@@ -38,15 +38,22 @@ Result = TypeVar("Result")
 class QueryBatcher(Generic[BatchedQuery, Answer]):
     """A thread that answers the queries of other threads in batches.
 
-    Queries that arrive during a computation form the next batch. The thread never waits for further queries to arrive.
+    Queries that arrive during a computation form the next batch. Clients often send their next query as soon as they have an
+    answer. So the next batch also waits for these queries, for a short time. A single client never waits.
 
     ``answer_all`` : function that returns the answers to a batch of queries. An exception in place of an answer is raised in
         the thread that waits for the answer.
+    ``max_wait_share`` : longest time to wait after a batch, as a share of the time that the batch took.
     """
 
-    def __init__(self, answer_all: Callable[[Sequence[BatchedQuery]], Sequence[Answer | Exception]]) -> None:
-        self._answer_all = answer_all
+    def __init__(
+        self,
+        answer_all: Callable[[Sequence[BatchedQuery]], Sequence[Answer | Exception]],
+        max_wait_share: float = 0.3,
+    ) -> None:
+        self._answer_all, self._max_wait_share = answer_all, max_wait_share
         self._waiting: SimpleQueue[tuple[BatchedQuery, Future[Answer]]] = SimpleQueue()
+        self._n_expected, self._wait_end = 1, 0.0  # for the next batch; the end is a time by the monotonic clock
         self._executor = ThreadPoolExecutor(1)
 
     @property
@@ -66,14 +73,9 @@ class QueryBatcher(Generic[BatchedQuery, Answer]):
         return self._executor.submit(work).result()
 
     def _answer_waiting(self) -> None:
-        batch: list[tuple[BatchedQuery, Future[Answer]]] = []
-        try:
-            while True:
-                batch.append(self._waiting.get_nowait())
-        except Empty:
-            pass
-        if not batch:
+        if not (batch := self._collect_batch()):
             return
+        started = time.monotonic()
         try:
             answers = self._answer_all([query for query, _ in batch])
         except Exception as error:  # is raised in each waiting thread
@@ -83,6 +85,17 @@ class QueryBatcher(Generic[BatchedQuery, Answer]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+        ended = time.monotonic()
+        self._n_expected, self._wait_end = len(batch) + self.n_waiting, ended + self._max_wait_share * (ended - started)
+
+    def _collect_batch(self) -> list[tuple[BatchedQuery, Future[Answer]]]:
+        """Return all waiting queries. If fewer than expected are waiting, first wait for more, at most until ``_wait_end``."""
+        batch: list[tuple[BatchedQuery, Future[Answer]]] = []
+        with suppress(Empty):
+            while True:
+                wait_s = self._wait_end - time.monotonic() if 0 < len(batch) < self._n_expected else 0
+                batch.append(self._waiting.get(timeout=max(wait_s, 0)))
+        return batch
 
 
 _LARGE_PHOTO_SIDE = 1600  # longer side of a photo that is displayed alone

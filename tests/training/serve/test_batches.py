@@ -134,6 +134,25 @@ def test_all_waiting_queries_are_the_next_batch_and_an_error_is_its_querys_own()
     assert sizes == [1, 8, 2, 1]
 
 
+def test_after_a_batch_the_next_one_waits_for_as_many_queries_but_a_single_client_does_not_wait() -> None:
+    sizes = []
+
+    def answer_all(queries: Sequence[int]) -> list[int]:
+        sizes.append(len(queries))
+        return list(queries)
+
+    batcher = QueryBatcher(answer_all, max_wait_share=1e9)
+    assert [batcher.ask(query) for query in (1, 2)] == [1, 2]
+    with waiting(batcher, batcher.ask, [3, 4]):
+        pass
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(batcher.ask, 5)
+        until(lambda: first.done() or (first.running() and batcher.n_waiting == 0))  # the batcher has taken the query
+        assert batcher.ask(6) == 6
+        assert first.result() == 5
+    assert sizes == [1, 1, 2, 2]
+
+
 def get(url: str, text: str) -> Any:
     """Return the hits of each run for a text, or its error."""
     with urlopen(f"{url}search?{urlencode({'q': text, 'as': 'json', 'k': 5})}") as response:
