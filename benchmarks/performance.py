@@ -228,19 +228,18 @@ def processes_block() -> str:
 def clients_block() -> str:
     """Return the table of benchmarks/clients.py."""
     rows = []
-    for row in table_of("clients").to_dict("records"):
-        before = ", earlier version" if row["when"] == "before" else ""
+    for row in table_of("clients", avx2=True).to_dict("records"):
         clients = f", {row['clients']} client{'s' * (row['clients'] > 1)}" if row["clients"] else ""
         columns = ("cpu_ms", "times_one_read", "median_ms", "p95_ms", "per_s", "times_one_client")
-        rows.append([f"{row['what']}{clients}{before}", *(number(row[name]) for name in columns)])
+        rows.append([f"{row['what']}{clients}", *(number(row[name]) for name in columns)])
     titles = "query | processor time, ms | times one read | median, ms | 95th percentile, ms | per s | times one client"
-    return markdown(titles, rows, f"Measured on {machine_of('clients')}, without a GPU.")
+    return markdown(titles, rows, f"Measured on {machine_of('clients', avx2=True)}, without a GPU.")
 
 
 def precision_block() -> str:
     """Return the table of the indexes of benchmarks/clients.py."""
     rows = []
-    for row in table_of("clients_precision").to_dict("records"):
+    for row in table_of("clients_precision", avx2=True).to_dict("records"):
         recalls = [f"{row[f'{direction}_{name}']:.4g}" for direction in ("i2t", "t2i") for name in ("r10", "exact_top_10")]
         times = [number(row[f"cpu_ms_{clients}"]) for clients in (1, 32)]
         rows.append([f"`{row['index']}`", number(row["bytes"]), *recalls, *times])
