@@ -11,6 +11,7 @@ Without this need, a training in float32 multiplies only the rows that it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 STEP_ROW_MULTIPLE = 16  # multiple for the number of rows of one step
 _TOTAL_ROW_MULTIPLE = 256  # multiple for the number of rows of all steps, and of all different words, in bfloat16
+# These functions compute gradients with respect to the input of tanh and of the logistic function, from the output.
+_tanh_backward, _sigmoid_backward = torch.ops.aten.tanh_backward.grad_input, torch.ops.aten.sigmoid_backward.grad_input
 
 
 def compute_last_states(
@@ -112,6 +115,11 @@ class _StepProducts:
         rows = _round_up(size, self._row_multiple)  # more rows are read, but the results for them are dropped
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
+    def set_rows(self, step: slice, values: Float[Tensor, "n_rows n_in"]) -> None:
+        """Copy the rows ``step`` of ``values`` to the buffer, unless ``values`` shares the memory of the buffer."""
+        if values.dtype != self.rows.dtype:
+            self.rows[step] = values[step]
+
     def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
         """Write the product of the buffer's rows ``step`` with the weight matrix, plus ``bias``, to ``out``. Return ``out``.
 
@@ -144,16 +152,17 @@ class _GruRecurrence(torch.autograd.Function):
         states_before = _StepProducts(n, batch_sizes[0], low_weight.t(), is_training)
         gates = weight.new_empty(n, 3 * dim)  # r, z, and W h + b of the candidate
         candidates, after = weight.new_empty(n, dim), weight.new_empty(n, dim)
+        both_gates, both_inputs = gates[:, : 2 * dim], inputs[:, : 2 * dim]  # of r and z
+        arrays = (gates, both_gates, both_inputs, *gates.chunk(3, 1), inputs[:, 2 * dim :], candidates, after)
         state, start = weight.new_zeros(batch_sizes[0], dim), 0
-        for size in batch_sizes:
+        for gate, r_and_z, x, r, z, hidden, x_n, candidate, new in _split_into_steps(batch_sizes, arrays):
+            size = len(gate)
             step, state = slice(start, start := start + size), state[:size]
             states_before.rows[step] = state
-            gate = states_before.add_product(step, bias, out=gates[step])
-            gate[:, : 2 * dim].add_(inputs[step, : 2 * dim]).sigmoid_()
-            reset, update, recurrent = gate.chunk(3, 1)
-            candidate = torch.mul(reset, recurrent, out=candidates[step])
-            candidate.add_(inputs[step, 2 * dim :]).tanh_()
-            state = torch.lerp(candidate, state, update, out=after[step])
+            states_before.add_product(step, bias, out=gate)
+            r_and_z.add_(x).sigmoid_()
+            torch.mul(r, hidden, out=candidate).add_(x_n).tanh_()
+            state = torch.lerp(candidate, state, z, out=new)
         ctx.save_for_backward(low_weight, gates, candidates, states_before.rows[: _round_up_total(n, product_dtype)])
         ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
@@ -162,24 +171,24 @@ class _GruRecurrence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         weight, gates, candidates, states_before = ctx.saved_tensors
         n, dim = candidates.shape
-        of_state = gates.new_zeros(ctx.batch_sizes[0], dim)
         of_hidden, of_gates = _allocate_gate_gradients(
             n, ctx.batch_sizes[0], weight, len(states_before), gates.dtype
         )  # with respect to W h + b
         of_candidate = torch.empty_like(candidates)  # with respect to the input of tanh
-        end = n
-        for size in reversed(ctx.batch_sizes):
-            step = slice(end - size, end)
-            end -= size
-            gradient, candidate = of_state[:size].add_(gradients[0][step]), candidates[step]
-            reset, update, recurrent = gates[step].chunk(3, 1)
-            of_reset, of_update, of_recurrent = of_gates[step].chunk(3, 1)
-            kept = gradient * update
-            torch.mul(gradient - kept, 1 - candidate.square(), out=of_candidate[step])
-            torch.mul(of_candidate[step], reset, out=of_recurrent)
-            torch.mul(of_recurrent * recurrent, 1 - reset, out=of_reset)
-            torch.mul(kept * (states_before[step] - candidate), 1 - update, out=of_update)
-            of_hidden.rows[step] = of_gates[step]
+        arrays = (gradients[0], *gates.chunk(3, 1), candidates, states_before[:n], of_candidate, *of_gates[:n].chunk(3, 1))
+        of_state, end = gates.new_zeros(ctx.batch_sizes[0], dim), n
+        for of_after, r, z, hidden, candidate, before, of_n, of_r, of_z, of_h in reversed(
+            _split_into_steps(ctx.batch_sizes, arrays)
+        ):
+            size = len(of_after)
+            step, end = slice(end - size, end), end - size
+            gradient = of_state[:size].add_(of_after)
+            kept = gradient * z
+            _tanh_backward(gradient - kept, candidate, grad_input=of_n)
+            torch.mul(of_n, r, out=of_h)
+            _sigmoid_backward(of_n * hidden, r, grad_input=of_r)
+            _sigmoid_backward(gradient * (before - candidate), z, grad_input=of_z)
+            of_hidden.set_rows(step, of_gates)
             if end:  # nothing depends on the first state
                 torch.add(kept, of_hidden.multiply(step), out=gradient)
         of_weight = (of_hidden.rows[: len(states_before)].t() @ states_before).to(gates.dtype)
@@ -249,11 +258,16 @@ class _LstmRecurrence(torch.autograd.Function):
             torch.mul(through * cells[step], forget * (1 - forget), out=of_forget)
             torch.mul(through * entering, 1 - candidate.square(), out=of_candidate)
             through.mul_(forget)
-            of_hidden.rows[step] = of_gates[step]
+            of_hidden.set_rows(step, of_gates)
             if end:  # nothing depends on the first state
                 of_state[:size] = of_hidden.multiply(step)
         of_weight = (of_hidden.rows[: len(states_before)].t() @ states_before).to(gates.dtype)
         return of_hidden.rows[:n].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None, None
+
+
+def _split_into_steps(batch_sizes: list[int], arrays: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return for each step its rows of all arrays. An array has a row for each packed word."""
+    return list(zip(*(torch.split(array, batch_sizes) for array in arrays), strict=True))
 
 
 def _allocate_gate_gradients(
