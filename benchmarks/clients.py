@@ -1,7 +1,7 @@
 """Queries to vse-serve by 1, 8 and 32 clients, compared with one read of all vectors and with FAISS alone.
 
 Claims: for 100,000 images with vectors of 512 numbers, the exact search of a query takes at most 1.3 times one read of the
-vectors. With 32 clients, the server answers three times as many queries per second as with one client, because it answers
+vectors. With 32 clients, the server answers four times as many queries per second as with one client, because it answers
 all waiting queries by one matrix product. The answers are the same: each client compares them with those to a single client.
 
 Rows with clients are queries to a server in a process of its own, over HTTP with open connections. They also take the time to

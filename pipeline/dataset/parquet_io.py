@@ -168,7 +168,7 @@ class ParquetColumns:
         return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
 
     def read_file_and_captions(self, group: int, row: int) -> tuple[str, list[dict[str, Any]]]:
-        """Return the file name and the captions of image ``row`` of a row group. A caption is a dict of its columns.
+        """Return the file name and the captions of image ``row`` of a row group. A caption is a dict from column to value.
 
         The columns of every group that was read stay in memory, because a search reads single images in any order. They are
         not decoded: a million captions take about 170 MB.

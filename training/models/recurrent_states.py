@@ -4,9 +4,9 @@ Torch sums the gradient of the recurrent weights step by step, and multiplies ev
 This module computes the gradient by one matrix product over all steps, and multiplies each different word of a batch once.
 Under autocast the products are in bfloat16, the rest in float32.
 
-The number of rows of some products is rounded up. In bfloat16, oneDNN compiles and keeps a kernel for every new shape. In
-float32, a caption has the same state alone and among 15 others, bit for bit, only if the products have equally many rows.
-Without this need, a training in float32 multiplies only the rows that it has.
+The number of rows of some products is rounded up. In bfloat16, oneDNN compiles and keeps a kernel for each shape, so there
+should be few shapes. In float32 without gradients, the product of a step has 16 rows for 1 to 16 captions, so its rounding
+does not depend on the other captions. In float32 with gradients, it has one row for each caption.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-STEP_ROW_MULTIPLE = 16  # multiple for the number of rows of one step
-_TOTAL_ROW_MULTIPLE = 256  # multiple for the number of rows of all steps, and of all different words, in bfloat16
-# These functions compute gradients with respect to the input of tanh and of the logistic function, from the output.
+STEP_ROW_MULTIPLE = 16  # the number of rows of a step is rounded up to a multiple of this
+_TOTAL_ROW_MULTIPLE = 256  # the same for the rows of all steps, and for the different words, in bfloat16
+# Gradients with respect to the inputs of tanh and sigmoid, computed from their outputs.
 _tanh_backward, _sigmoid_backward = torch.ops.aten.tanh_backward.grad_input, torch.ops.aten.sigmoid_backward.grad_input
 
 
@@ -78,8 +78,8 @@ def compute_packed_states(
     projected = nn.functional.linear(word_vectors[distinct], input_weight, input_bias)
     inputs = nn.functional.embedding(row_of_word, projected)
     recurrence = _GruRecurrence if isinstance(network, nn.GRU) else _LstmRecurrence
-    batch_sizes, is_training = words.batch_sizes.tolist(), torch.is_grad_enabled()
-    states: Tensor = recurrence.apply(inputs, state_weight, state_bias, batch_sizes, product_dtype, is_training)
+    batch_sizes, with_gradients = words.batch_sizes.tolist(), torch.is_grad_enabled()
+    states: Tensor = recurrence.apply(inputs, state_weight, state_bias, batch_sizes, product_dtype, with_gradients)
     return states if mirror is None else states[mirror]
 
 
@@ -96,13 +96,13 @@ class _StepProducts:
     """A buffer ``rows`` with a row for each packed word, and the product of the rows of a step with a weight matrix.
 
     Step k consists of the rows of the k-th words of all captions. The caller writes these rows before :meth:`multiply` reads
-    them. ``n`` is the number of rows of all steps, and ``max_step_rows`` the largest number of rows of a step. ``is_training``
-    is true if gradients are needed.
+    them. ``n`` is the number of rows of all steps, and ``max_step_rows`` the largest number of rows of a step.
+    ``with_gradients`` is true if autograd is on.
     """
 
-    def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"], is_training: bool) -> None:
+    def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"], with_gradients: bool) -> None:
         is_low = weight.dtype == torch.bfloat16
-        self._row_multiple = 1 if is_training and not is_low else STEP_ROW_MULTIPLE
+        self._row_multiple = 1 if with_gradients and not is_low else STEP_ROW_MULTIPLE
         self.rows = weight.new_empty(_round_up_total(n, weight.dtype) + STEP_ROW_MULTIPLE, len(weight))
         self.rows[n:] = 0
         # In float32, MKL multiplies few rows up to a third faster if the columns of the weights are contiguous.
@@ -116,7 +116,7 @@ class _StepProducts:
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
     def set_rows(self, step: slice, values: Float[Tensor, "n_rows n_in"]) -> None:
-        """Copy the rows ``step`` of ``values`` to the buffer, unless ``values`` shares the memory of the buffer."""
+        """Copy the rows ``step`` of ``values`` to the buffer. If both have the same type, they must share their memory."""
         if values.dtype != self.rows.dtype:
             self.rows[step] = values[step]
 
@@ -134,7 +134,7 @@ class _GruRecurrence(torch.autograd.Function):
     h is the state before a step, and h' the state after it. The gates r, z and n have separate parts of x, W and b, in this
     order. x is ``inputs``, the word vectors times the input weights. W is ``weight``, and b is ``bias``. Captions are sorted
     by length, the longest first: the first ``batch_sizes[t]`` captions have a word at step t. W h is computed in
-    ``product_dtype``. ``is_training`` is true if gradients will be computed.
+    ``product_dtype``. ``with_gradients`` is true if autograd is on.
     """
 
     @staticmethod
@@ -145,12 +145,12 @@ class _GruRecurrence(torch.autograd.Function):
         bias: Tensor,
         batch_sizes: list[int],
         product_dtype: torch.dtype,
-        is_training: bool,
+        with_gradients: bool,
     ) -> Tensor:
         n, dim = len(inputs), weight.shape[1]
         low_weight = weight.to(product_dtype)
-        states_before = _StepProducts(n, batch_sizes[0], low_weight.t(), is_training)
-        gates = weight.new_empty(n, 3 * dim)  # r, z, and W h + b of the candidate
+        states_before = _StepProducts(n, batch_sizes[0], low_weight.t(), with_gradients)
+        gates = weight.new_empty(n, 3 * dim)  # r, z, and the hidden part of n, W h + b
         candidates, after = weight.new_empty(n, dim), weight.new_empty(n, dim)
         both_gates, both_inputs = gates[:, : 2 * dim], inputs[:, : 2 * dim]  # of r and z
         arrays = (gates, both_gates, both_inputs, *gates.chunk(3, 1), inputs[:, 2 * dim :], candidates, after)
@@ -213,11 +213,11 @@ class _LstmRecurrence(torch.autograd.Function):
         bias: Tensor,
         batch_sizes: list[int],
         product_dtype: torch.dtype,
-        is_training: bool,
+        with_gradients: bool,
     ) -> Tensor:
         n, dim = len(inputs), weight.shape[1]
         low_weight = weight.to(product_dtype)
-        states_before = _StepProducts(n, batch_sizes[0], low_weight.t(), is_training)
+        states_before = _StepProducts(n, batch_sizes[0], low_weight.t(), with_gradients)
         gates = weight.new_empty(n, 4 * dim)
         cells, squashed = weight.new_empty(2, n, dim).unbind()  # cells before a step, and their tanh after it
         after = weight.new_empty(n, dim)
@@ -266,7 +266,7 @@ class _LstmRecurrence(torch.autograd.Function):
 
 
 def _split_into_steps(batch_sizes: list[int], arrays: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return for each step its rows of all arrays. An array has a row for each packed word."""
+    """Return, for each step, a tuple with the rows of this step in each array. Arrays have a row for each packed word."""
     return list(zip(*(torch.split(array, batch_sizes) for array in arrays), strict=True))
 
 
@@ -278,7 +278,7 @@ def _allocate_gate_gradients(
     The first buffer has the type of ``weight``, and can multiply its rows by ``weight``. The second is a matrix of the type
     ``dtype``, filled up with zeros to ``n_rows`` rows. If both types are equal, the buffers share their memory.
     """
-    products = _StepProducts(n, max_step_rows, weight, is_training=True)
+    products = _StepProducts(n, max_step_rows, weight, with_gradients=True)
     of_gates = products.rows[:n_rows]
     if dtype != weight.dtype:
         of_gates = torch.empty_like(of_gates, dtype=dtype)

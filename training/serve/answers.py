@@ -38,8 +38,9 @@ Result = TypeVar("Result")
 class QueryBatcher(Generic[BatchedQuery, Answer]):
     """A thread that answers the queries of other threads in batches.
 
-    Queries that arrive during a computation form the next batch. Clients often send their next query as soon as they have an
-    answer. So the next batch also waits for these queries, for a short time. A single client never waits.
+    Queries that arrive during a computation form the next batch. Many clients send their next query as soon as they have an
+    answer. So if a query arrives soon after a batch, the thread waits a short time for as many queries as it expects: the
+    size of the last batch, plus the queries that waited at its end. A client that was alone in the last batch does not wait.
 
     ``answer_all`` : function that returns the answers to a batch of queries. An exception in place of an answer is raised in
         the thread that waits for the answer.
@@ -53,7 +54,8 @@ class QueryBatcher(Generic[BatchedQuery, Answer]):
     ) -> None:
         self._answer_all, self._max_wait_share = answer_all, max_wait_share
         self._waiting: SimpleQueue[tuple[BatchedQuery, Future[Answer]]] = SimpleQueue()
-        self._n_expected, self._wait_end = 1, 0.0  # for the next batch; the end is a time by the monotonic clock
+        self._n_expected = 1  # queries in the next batch
+        self._wait_end = 0.0  # until when to wait for them, by time.monotonic
         self._executor = ThreadPoolExecutor(1)
 
     @property
@@ -80,16 +82,17 @@ class QueryBatcher(Generic[BatchedQuery, Answer]):
             answers = self._answer_all([query for query, _ in batch])
         except Exception as error:  # is raised in each waiting thread
             answers = [error] * len(batch)
+        # These are set before the answers: a client could send its next query at once, and would be counted twice.
+        ended = time.monotonic()
+        self._n_expected, self._wait_end = len(batch) + self.n_waiting, ended + self._max_wait_share * (ended - started)
         for (_, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
-        ended = time.monotonic()
-        self._n_expected, self._wait_end = len(batch) + self.n_waiting, ended + self._max_wait_share * (ended - started)
 
     def _collect_batch(self) -> list[tuple[BatchedQuery, Future[Answer]]]:
-        """Return all waiting queries. If fewer than expected are waiting, first wait for more, at most until ``_wait_end``."""
+        """Return all waiting queries. If some are waiting, but fewer than expected, wait for more until ``_wait_end``."""
         batch: list[tuple[BatchedQuery, Future[Answer]]] = []
         with suppress(Empty):
             while True:

@@ -164,7 +164,7 @@ def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | Non
 
 
 _VECTORISED_NUMBERS = 32  # torch rounds the end of a row differently if the length is not a multiple of this number
-_MAX_GROUP_WORDS = sum(range(STEP_ROW_MULTIPLE + 1))  # of texts that are encoded together, as in encodes_texts_together
+_MAX_GROUP_WORDS = sum(range(STEP_ROW_MULTIPLE + 1))  # most words of texts that are encoded together; see the check below
 _MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
 Query = str | Image.Image
 """A text, or a photo in RGB."""
@@ -245,9 +245,9 @@ class QueryEncoder:
         """True if the embedding of a text is bit-identical when it is encoded alone and in a group of texts.
 
         This is possible only on a CPU and for a GRU or LSTM. For 1 to 16 texts, the products of their states have the same
-        shape (see :mod:`vse.training.models.recurrent_states`). But the product of the different words has more rows for more
-        words, and a library may round the rows of a larger product differently. Therefore texts of 1 to 16 words of the
-        vocabulary are encoded in both ways, and the embeddings are compared.
+        shape (see :mod:`vse.training.models.recurrent_states`). But the product of the word vectors with the input weights has
+        more rows for more different words, and a library may round a larger product differently. Therefore 16 texts of 1 to
+        16 words are encoded alone, and the longest 2, 4, 8 and 16 of them together, and the embeddings are compared.
         """
         trained, settings = self._trained, self._trained.experiment.model.caption_encoder
         if (
@@ -261,8 +261,10 @@ class QueryEncoder:
             return False
         words = cycle(trained.vocabulary.words[-_MAX_GROUP_WORDS:])
         texts = [" ".join(islice(words, n)) for n in range(1, STEP_ROW_MULTIPLE + 1)]
-        alone = torch.cat([self._encode_texts([text], allow_unknown=True).vectors[0] for text in texts[::5]])
-        return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0][::5], alone)
+        alone = torch.cat([self._encode_texts([text], allow_unknown=True).vectors[0] for text in texts])
+        return all(
+            torch.equal(self._encode_texts(texts[-n:], allow_unknown=True).vectors[0], alone[-n:]) for n in (2, 4, 8, 16)
+        )
 
     def _encode_group(self, queries: Sequence[Query], positions: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
         """Encode the texts at these positions of ``queries`` together, and return the embeddings by position."""

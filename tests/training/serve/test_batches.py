@@ -147,7 +147,7 @@ def test_after_a_batch_the_next_one_waits_for_as_many_queries_but_a_single_clien
         pass
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(batcher.ask, 5)
-        until(lambda: first.done() or (first.running() and batcher.n_waiting == 0))  # the batcher has taken the query
+        until(lambda: first.done() or (first.running() and batcher.n_waiting == 0))  # it probably has the query now
         assert batcher.ask(6) == 6
         assert first.result() == 5
     assert sizes == [1, 1, 2, 2]
