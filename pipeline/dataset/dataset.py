@@ -34,7 +34,7 @@ from vse.pipeline.dataset.columns import (
     image_ids,
     select_images,
 )
-from vse.pipeline.dataset.images import Caption, Image, Phrase, intern_tokens, parse_images, pause_garbage_collection
+from vse.pipeline.dataset.images import Caption, Image, Phrase, parse_images, pause_garbage_collection
 from vse.pipeline.dataset.parquet_checks import check_parquet_columns
 from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter
 from vse.pipeline.errors import UserError, did_you_mean
@@ -297,7 +297,7 @@ def write_parquet_copy(path: Path, sha256: str, head: dict[str, Any], tables: It
 def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]]:
     """Parse a ``dataset.json``; return the data set, and the keys besides ``images``."""
     try:
-        content = parse_json(path, file.read(), intern_tokens)
+        content = parse_json(path, file.read())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):

@@ -178,8 +178,7 @@ def is_path_text(value: object) -> bool:
     """Return whether ``value`` can be a path in a file system."""
     if not isinstance(value, str) or "\0" in value:
         return False
-    parts = [os.fsencode(part) for part in Path(value).parts]
-    return all(len(part) <= _MAX_FILE_NAME_BYTES for part in parts)
+    return all(len(part) <= _MAX_FILE_NAME_BYTES for part in os.fsencode(value).split(b"/"))
 
 
 _Content = TypeVar("_Content")

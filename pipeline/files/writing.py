@@ -17,10 +17,11 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +38,7 @@ _NO_LOCKS_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _READ_ONLY_ERRNOS = {errno.EACCES, errno.EPERM, errno.EROFS}
 _LOCKED_ERRNOS = {errno.EAGAIN, errno.EACCES}
 _MAX_INTEGER = 2**63 - 1  # the largest integer in JSON files
+_DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _SURROGATE_PATTERN = re.compile(r"\\u[dD][89a-fA-F]")
 _ABANDONED_AFTER_SECONDS = 24 * 3600  # seconds without a change, for the temporary files of other machines
 _FILE_KIND_BY_TEST = {
@@ -263,30 +265,29 @@ def write_json(path: Path, content: object) -> Path:
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON file; ``object_hook`` converts each object. Raises UserError for a missing file.
-
-    Raises UserError if the file is not JSON or has values that JSON does not allow, such as NaN.
-    """
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file (:func:`parse_json`). Raises UserError for a missing file."""
     file = InputFile(path)
     try:
         content = file.read()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    return parse_json(path, content, object_hook)
+    return parse_json(path, content)
 
 
-def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Parse the content of a JSON file; ``object_hook`` converts each object, and ``path`` names the file in messages.
+def parse_json(path: Path, content: bytes) -> Any:
+    """Parse the content of a JSON file; ``path`` names the file in messages. Equal short texts are mostly one object.
 
     Raises UserError if the content is not JSON, or has values that only Python accepts: NaN, infinities, numbers that become
     infinite, integers beyond 64 bits, and texts with one half of a surrogate pair.
     """
     with wrap_read_errors(path, "valid JSON"):
+        if not _may_have_large_numbers(content):
+            with suppress(ValueError):  # the slower parser below has the better message
+                return import_module("pydantic_core").from_json(content, allow_inf_nan=False)
         text = content.decode()
         parsed = json.loads(
             text,
-            object_hook=object_hook,
             parse_int=_parse_integer,
             parse_float=_parse_finite_number,
             parse_constant=_parse_finite_number,
@@ -294,6 +295,15 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
         if _SURROGATE_PATTERN.search(text):
             json.dumps(parsed, ensure_ascii=False).encode()
         return parsed
+
+
+def _may_have_large_numbers(content: bytes) -> bool:
+    """Return False if a JSON file has neither an integer beyond 64 bits nor a number that becomes infinite.
+
+    A number needs 19 digits or an exponent of three digits to be so large. A text with such characters counts, too.
+    """
+    pattern = content.translate(_DIGITS_TO_ZERO, delete=b"+")
+    return any(large in pattern for large in (b"0" * 19, b"e000", b"E000"))
 
 
 def _parse_integer(text: str) -> int:

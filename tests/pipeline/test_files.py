@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import socket
 import stat
@@ -13,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output
-from vse.pipeline.files.writing import read_json, remove_temporary_files, write_bytes, write_json
+from vse.pipeline.files.writing import parse_json, read_json, remove_temporary_files, write_bytes, write_json
 
 ANYTHING = OutputKind("anything", lambda _: True)
 
@@ -47,6 +50,45 @@ def test_json_has_no_nan_and_broken_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UserError, match=r"x\.json: not valid JSON"):
         read_json(tmp_path / "x.json")
+
+
+NUMBERS = st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+)
+
+
+@given(JSON, st.booleans())
+def test_json_is_read_as_it_was_written(content: object, ascii_only: bool) -> None:
+    encoded = json.dumps(content, ensure_ascii=ascii_only).encode()
+    # repr tells 1 from 1.0 and True, and 0.0 from -0.0
+    assert repr(parse_json(Path("x.json"), encoded)) == repr(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("9223372036854775807", 2**63 - 1),
+        ("-9223372036854775807", -(2**63) + 1),
+        ("9223372036854775808", None),
+        ("-9223372036854775809", None),
+        ("1" + "0" * 308 + ".0", 1e308),
+        ("1" + "0" * 309 + ".0", None),
+        ("1e308", 1e308),
+        ("1e+309", None),
+        ("-1E309", None),
+        ("1e-400", 0.0),
+    ],
+)
+def test_numbers_that_no_64_bits_hold_are_refused(text: str, number: float | None) -> None:
+    for around in ("{}", '{{"images": [{}, "000000000000000000000"]}}', '["1e000", {}]'):
+        content = around.format(text).encode()
+        if number is None:
+            with pytest.raises(UserError, match=r"x\.json: not valid JSON"):
+                parse_json(Path("x.json"), content)
+        else:
+            assert repr(number) in repr(parse_json(Path("x.json"), content))
 
 
 WRITER = """
