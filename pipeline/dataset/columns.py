@@ -15,8 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset import SPLITS
-from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.parquet_io import IMAGES_PER_GROUP, NO_COCOID, CaptionTexts, ParquetColumns, column_schema
+from vse.pipeline.dataset.images import Caption, Image, build_phrase_entry
+from vse.pipeline.dataset.parquet_io import (
+    IMAGES_PER_GROUP,
+    NO_COCOID,
+    CaptionTexts,
+    ParquetColumns,
+    column_schema,
+    decode_phrases,
+)
 from vse.pipeline.files.inputs import InputFile
 
 Ids = NDArray[np.int64]
@@ -170,10 +177,11 @@ class ImageColumns(Sequence[Image]):
         first = int(columns.group_ends[group - 1]) if group else 0
         file, sentences = columns.read_file_and_captions(group, row - first)
         imgid, split, cocoid = (int(column[row]) for column in (columns.imgids, columns.splits, columns.cocoids))
+        phrases = decode_phrases(sentences) or [()] * len(sentences)
         captions = tuple(
             [
-                Caption(one["sentid"], imgid, one["raw"], tuple(one["tokens"]), (), one.get("language") or "")
-                for one in sentences
+                Caption(one["sentid"], imgid, one["raw"], tuple(one["tokens"]), some, one.get("language") or "")
+                for one, some in zip(sentences.to_pylist(), phrases, strict=True)
             ]
         )
         return Image(imgid, file, SPLITS[split], captions, None if cocoid == NO_COCOID else cocoid)
@@ -200,11 +208,16 @@ class ImageColumns(Sequence[Image]):
 
 
 def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: CaptionTexts) -> tuple[Caption, ...]:
-    raws, tokens, ends, languages = texts
+    raws, tokens, ends, languages, phrases = texts
     return tuple(
         [
             Caption(
-                sentid, imgid, raws[row], tuple(tokens[ends[row] : ends[row + 1]]), (), (languages and languages[row]) or ""
+                sentid,
+                imgid,
+                raws[row],
+                tuple(tokens[ends[row] : ends[row + 1]]),
+                phrases[row] if phrases else (),
+                (languages and languages[row]) or "",
             )
             for row, sentid in enumerate(sentids, first)
         ]
@@ -226,7 +239,7 @@ def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDAr
 def build_tables(images: Iterable[Image]) -> Iterator[Any]:
     """Yield the images as tables (pyarrow) with the columns of a ``dataset.parquet``.
 
-    Each table has ``IMAGES_PER_GROUP`` images; the last table may have fewer. The phrases of the captions are left out.
+    Each table has ``IMAGES_PER_GROUP`` images; the last table may have fewer.
     """
     arrow = import_module("pyarrow")
     iterator = iter(images)
@@ -237,6 +250,7 @@ def build_tables(images: Iterable[Image]) -> Iterator[Any]:
             "raw": [caption.raw for caption in captions],
             "tokens": [caption.tokens for caption in captions],
             "language": [caption.language or None for caption in captions],
+            "phrases": [list(map(build_phrase_entry, caption.phrases)) or None for caption in captions],
         }
         schema = column_schema()
         struct = schema.field("sentences").type.value_type

@@ -58,7 +58,7 @@ __all__ = [
 ]
 ALL_SPLITS = "all"  # the value of an option that stands for all splits
 MIN_LARGE_JSON_BYTES = 2**23  # a dataset.json of this size or more gets a parquet copy, and its SHA-256 is remembered
-_CHECK_VERSION = 2  # to be increased if the checks of data sets, the columns or the tokenisers change
+_CHECK_VERSION = 3  # to be increased if the checks of data sets, the columns or the tokenisers change
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 log = logging.getLogger(__name__)
 
@@ -258,8 +258,7 @@ def _read_json(path: Path, file: InputFile) -> Dataset:
         return dataset
     with pause_garbage_collection():
         dataset, head = _parse_dataset(path, file)
-    if not any(caption.phrases for image in dataset.images for caption in image.captions):
-        write_parquet_copy(path, dataset.sha256, head, build_tables(dataset.images))
+    write_parquet_copy(path, dataset.sha256, head, build_tables(dataset.images))
     return dataset
 
 

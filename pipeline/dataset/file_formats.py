@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vse.pipeline.dataset.captions import find_tokeniser
-from vse.pipeline.dataset.columns import ImageColumns, build_tables
+from vse.pipeline.dataset.columns import build_tables
 from vse.pipeline.dataset.dataset import MIN_LARGE_JSON_BYTES, load_dataset_file, read_dataset_head, write_parquet_copy
 from vse.pipeline.dataset.images import parse_images
 from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter, decode_captions
@@ -91,13 +91,11 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
     """Write a data set in the other file format to the folder ``out``, and return the path of the new file.
 
     ``dataset.parquet`` becomes a ``dataset.json`` with the layout of the Karpathy splits, and any other file becomes
-    ``dataset.parquet``. Raises UserError if the captions have phrases, which only ``dataset.json`` has.
+    ``dataset.parquet``.
     """
     dataset = load_dataset_file(dataset_file)
     check_dataset_name(dataset.name)
     file_format: DatasetFormat = "json" if dataset_file.suffix == ".parquet" else "parquet"
-    if not isinstance(dataset.images, ImageColumns) and any(c.phrases for image in dataset.images for c in image.captions):
-        raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
     head = read_dataset_head(dataset_file)
     images = dataset_file.parent / "images" if dataset.has_image_files else None
     return write_dataset_from_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], file_format)
@@ -112,7 +110,7 @@ class _ImageEntries(Iterable[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for table in self._tables():
             sentences = table.column("sentences").combine_chunks()
-            raws, tokens, token_ends, languages = decode_captions(sentences)
+            raws, tokens, token_ends, languages, phrases = decode_captions(sentences)
             sentids = sentences.flatten().field("sentid").to_pylist()
             ends = sentences.offsets.to_pylist()
             columns = (table.column(name).to_pylist() for name in ("imgid", "filename", "split", "cocoid"))
@@ -124,6 +122,7 @@ class _ImageEntries(Iterable[dict[str, Any]]):
                         raws[row],
                         tokens[token_ends[row] : token_ends[row + 1]],
                         languages[row] if languages else None,
+                        phrases[row] if phrases else (),
                     )
                     for row in range(start, end)
                 ]

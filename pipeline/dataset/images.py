@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,61 +59,68 @@ def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
         return ()
     if not isinstance(entries, list):
         raise UserError(f"{where}: 'phrases' must be a list")
-    return tuple(_parse_phrase(entry, n_tokens, f"{where}: phrase {position}") for position, entry in enumerate(entries, 1))
+    phrases = []
+    for position, entry in enumerate(entries, 1):
+        try:
+            phrases.append(_parse_phrase(entry, n_tokens))
+        except UserError as error:
+            raise UserError(f"{where}: phrase {position}: {error}") from None
+    return tuple(phrases)
 
 
-def _parse_phrase(entry: Any, n_tokens: int, where: str) -> Phrase:
+def build_phrase_entry(phrase: Phrase) -> dict[str, Any]:
+    """Return a phrase as a JSON object for ``dataset.json``, without the optional keys that have no value."""
+    optional = {"chain": phrase.chain, "types": list(phrase.types), "boxes": list(map(list, phrase.boxes))}
+    span = {"first_token": phrase.start, "n_tokens": phrase.stop - phrase.start}
+    return {**span, **{key: value for key, value in optional.items() if value}}
+
+
+def _parse_phrase(entry: Any, n_tokens: int) -> Phrase:
     if not isinstance(entry, dict):
-        raise UserError(f"{where} must be an object with 'first_token' and 'n_tokens'")
-    start, length = _read_integer(entry, "first_token", where), _read_integer(entry, "n_tokens", where)
+        raise UserError("must be an object with 'first_token' and 'n_tokens'")
+    start, length = _read_integer(entry, "first_token"), _read_integer(entry, "n_tokens")
     if start < 0 or length < 1 or start + length > n_tokens:
-        raise UserError(f"{where}: {length} tokens from token {start} are not a span of the caption's {n_tokens} tokens")
+        raise UserError(f"{length} tokens from token {start} are not a span of the caption's {n_tokens} tokens")
     boxes = entry.get("boxes", [])
     if not isinstance(boxes, list):
-        raise UserError(f"{where}: 'boxes' must be a list of [x1, y1, x2, y2]")
-    return Phrase(
-        start,
-        start + length,
-        _read_chain(entry, where),
-        _read_types(entry, where),
-        tuple(_parse_box(box, where) for box in boxes),
-    )
+        raise UserError("'boxes' must be a list of [x1, y1, x2, y2]")
+    return Phrase(start, start + length, _read_chain(entry), _read_types(entry), tuple(map(_parse_box, boxes)))
 
 
-def _read_integer(entry: dict[str, Any], key: str, where: str) -> int:
+def _read_integer(entry: dict[str, Any], key: str) -> int:
     value = entry.get(key)
     if type(value) is not int:
-        raise UserError(f"{where}: {key!r} must be an integer, not {value!r}")
+        raise UserError(f"{key!r} must be an integer, not {value!r}")
     return value
 
 
-def _read_chain(entry: dict[str, Any], where: str) -> str:
+def _read_chain(entry: dict[str, Any]) -> str:
     """Return the id of the coreference chain: the field ``chain`` of a phrase, or else its field ``objects``, joined by ``+``.
 
     All phrases of an image with the same id name the same thing. The id is an empty text if the phrase has neither field.
     """
     objects = entry.get("objects", [])
     if not isinstance(objects, list):
-        raise UserError(f"{where}: 'objects' must be a list")
+        raise UserError("'objects' must be a list")
     chain = entry.get("chain", "+".join(map(str, objects)))
     if not isinstance(chain, str):
-        raise UserError(f"{where}: 'chain' must be a string, not {chain!r}")
+        raise UserError(f"'chain' must be a string, not {chain!r}")
     return chain
 
 
-def _read_types(entry: dict[str, Any], where: str) -> tuple[str, ...]:
+def _read_types(entry: dict[str, Any]) -> tuple[str, ...]:
     types = entry.get("types", [entry["kind"]] if "kind" in entry else [])
     if not isinstance(types, list) or not all(isinstance(name, str) for name in types):
-        raise UserError(f"{where}: 'types' must be a list of strings, and 'kind' a string")
+        raise UserError("'types' must be a list of strings, and 'kind' a string")
     return tuple(types)
 
 
-def _parse_box(box: Any, where: str) -> Box:
+def _parse_box(box: Any) -> Box:
     if not isinstance(box, list) or len(box) != 4 or not all(type(x) in (int, float) and math.isfinite(x) for x in box):
-        raise UserError(f"{where}: the box {box!r} must be four numbers, x1, y1, x2, y2")
+        raise UserError(f"the box {box!r} must be four numbers, x1, y1, x2, y2")
     x1, y1, x2, y2 = map(float, box)
     if x2 <= x1 or y2 <= y1:
-        raise UserError(f"{where}: the box {box!r} is empty: x2 must be greater than x1, and y2 than y1")
+        raise UserError(f"the box {box!r} is empty: x2 must be greater than x1, and y2 than y1")
     return x1, y1, x2, y2
 
 

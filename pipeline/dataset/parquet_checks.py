@@ -9,14 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from vse.pipeline.dataset import SPLITS
+from vse.pipeline.dataset.images import read_phrases
 from vse.pipeline.dataset.languages import is_language_tag
-from vse.pipeline.dataset.parquet_io import column_schema
+from vse.pipeline.dataset.parquet_io import column_schema, phrase_lists_type, to_numpy
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
-_OPTIONAL_NAMES = ("cocoid", "language")
+_OPTIONAL_NAMES = ("cocoid", "language", "phrases", "chain", "types", "boxes")
 # Matches paths that are absolute, lead out of the folder, are not in their shortest form, or cannot exist.
 _BAD_PATH_PATTERN = r"^$|^/|/$|//|(^|/)\.\.?(/|$)|\x00|[^/]{256}"
 
@@ -63,9 +66,9 @@ def _check_types(path: Path, schema: Any) -> None:
     def check_column_type(name: str, found: Any, wanted: Any) -> None:
         kind = import_module("pyarrow.types")
         plain = found.value_type if kind.is_dictionary(found) else found  # texts are read as dictionaries
-        is_wanted = found == wanted or (name in _OPTIONAL_NAMES and kind.is_null(found))
+        is_wanted = found == wanted or (name in _OPTIONAL_NAMES and kind.is_null(plain))
         if kind.is_string(wanted):
-            is_wanted = kind.is_string(plain) or kind.is_large_string(plain) or (name == "language" and kind.is_null(plain))
+            is_wanted = is_wanted or kind.is_string(plain) or kind.is_large_string(plain)
         elif kind.is_list(wanted) and (kind.is_list(found) or kind.is_large_list(found)):
             return check_column_type(name, found.value_type, wanted.value_type)
         elif kind.is_struct(wanted) and kind.is_struct(found):
@@ -74,7 +77,7 @@ def _check_types(path: Path, schema: Any) -> None:
                 if field.name in there:
                     check_column_type(field.name, there[field.name], field.type)
                 elif field.name not in _OPTIONAL_NAMES:
-                    raise UserError(f"{path}: the sentences have no field {field.name!r}; they have {', '.join(there)}")
+                    raise UserError(f"{path}: the {name} have no field {field.name!r}; they have {', '.join(there)}")
             return None
         if not is_wanted:
             raise UserError(
@@ -135,6 +138,39 @@ def _check_captions(path: Path, captions: Any, refuse: Any) -> None:
             refuse(
                 "caption", sentids, compute.equal(languages, wrong[0]), ": 'language' must be a tag such as en, de or pt-BR"
             )
+    if any(field.name == "phrases" for field in captions.type):
+        n_tokens, lists = tokens.value_lengths().to_pylist(), captions.field("phrases")
+        if not _are_valid_phrases(lists, n_tokens):
+            for sentid, entries, length in zip(sentids.to_pylist(), lists.to_pylist(), n_tokens, strict=True):
+                _check_phrases(entries or [], length, f"{path}: caption {sentid}")
+
+
+def _are_valid_phrases(lists: Any, n_tokens: list[int]) -> bool:
+    """Return True if the phrases of all captions are surely valid, and False if :func:`_check_phrases` must check them.
+
+    ``lists`` is a pyarrow array with the phrases of each caption, and ``n_tokens`` its number of tokens.
+    """
+    if lists.null_count == len(lists):
+        return True
+    spans = [lists.flatten().field(name) for name in ("first_token", "n_tokens")]
+    if any(values.null_count for values in (lists.flatten(), *spans)):
+        return False
+    phrases = lists.cast(phrase_lists_type()).flatten()  # adds optional fields that are missing
+    boxes, types = (phrases.field(name).flatten() for name in ("boxes", "types"))
+    if any(values.null_count for values in (types, boxes, boxes.flatten())):
+        return False
+    firsts, lengths = map(to_numpy, spans)
+    n_phrases = [length or 0 for length in lists.value_lengths().to_pylist()]
+    is_span = (firsts >= 0) & (lengths >= 1) & (firsts + lengths <= np.repeat(np.asarray(n_tokens, np.int64), n_phrases))
+    if not is_span.all() or not (to_numpy(boxes.value_lengths()) == 4).all():
+        return False
+    corners = to_numpy(boxes.flatten()).reshape(-1, 4)
+    return bool(np.isfinite(corners).all() and (corners[:, 2:] > corners[:, :2]).all())
+
+
+def _check_phrases(entries: list[Any], n_tokens: int, where: str) -> None:
+    """Raise UserError if a phrase in a column is invalid. A field that is null is treated as a missing field."""
+    read_phrases([one and {key: value for key, value in one.items() if value is not None} for one in entries], n_tokens, where)
 
 
 def _as_text(values: Any) -> Any:

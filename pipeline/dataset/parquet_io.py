@@ -8,15 +8,17 @@ group at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset import SPLITS
+from vse.pipeline.dataset.images import Phrase
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
@@ -25,19 +27,30 @@ IMAGES_PER_GROUP = 4096  # images in a row group, the smallest part of a file to
 HEAD_KEY, SOURCE_VERSION_KEY = b"vse-dataset", b"vse-copied-sha256"
 _CAPTION_LEAF = "sentences.list.element."
 _CACHED_GROUPS = 8
-_DICTIONARY_LEAVES = ["split", f"{_CAPTION_LEAF}tokens.list.element", f"{_CAPTION_LEAF}language"]
+_DICTIONARY_LEAVES = ["split", *(f"{_CAPTION_LEAF}{name}" for name in ("tokens.list.element", "language"))]
 
 
 @cache
 def column_schema() -> Any:
-    """Return the schema of the columns (pyarrow). Only ``cocoid`` and ``language`` may be null."""
+    """Return the schema of the columns (pyarrow). Fields may be null if they are optional in ``dataset.json``."""
     arrow = import_module("pyarrow")
+    box = arrow.list_(arrow.field("element", arrow.float64(), nullable=False))
+    phrase = arrow.struct(
+        [
+            arrow.field("first_token", arrow.int64(), nullable=False),
+            arrow.field("n_tokens", arrow.int64(), nullable=False),
+            arrow.field("chain", arrow.string()),
+            arrow.field("types", arrow.list_(arrow.field("element", arrow.string(), nullable=False))),
+            arrow.field("boxes", arrow.list_(arrow.field("element", box, nullable=False))),
+        ]
+    )
     caption = arrow.struct(
         [
             arrow.field("sentid", arrow.int64(), nullable=False),
             arrow.field("raw", arrow.string(), nullable=False),
             arrow.field("tokens", arrow.list_(arrow.field("element", arrow.string(), nullable=False)), nullable=False),
             arrow.field("language", arrow.string()),
+            arrow.field("phrases", arrow.list_(arrow.field("element", phrase, nullable=False))),
         ]
     )
     return arrow.schema(
@@ -51,17 +64,23 @@ def column_schema() -> Any:
     )
 
 
+def phrase_lists_type() -> Any:
+    """Return the type of the field ``phrases`` of a caption (pyarrow): a list of structs."""
+    return column_schema().field("sentences").type.value_type.field("phrases").type
+
+
 class CaptionTexts(NamedTuple):
-    """The texts of n consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``.
+    """The texts and phrases of n consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``.
 
     ``ends`` has n + 1 numbers. ``languages`` is None if the file has no column of languages; its values are None for captions
-    without a language.
+    without a language. ``phrases`` is None if no caption has phrases.
     """
 
     raw_texts: list[str]
     tokens: list[str]
     ends: list[int]
     languages: list[str | None] | None
+    phrases: list[tuple[Phrase, ...]] | None
 
 
 class ParquetColumns:
@@ -109,7 +128,7 @@ class ParquetColumns:
 
     @cached_property
     def imgids(self) -> NDArray[np.int64]:
-        return _to_numpy(self._read("imgid"))
+        return to_numpy(self._read("imgid"))
 
     @cached_property
     def splits(self) -> NDArray[np.int8]:
@@ -118,7 +137,7 @@ class ParquetColumns:
         texts = self._read("split").combine_chunks().cast("string")  # a dictionary array may have values that no image has
         encoded = texts.dictionary_encode()
         numbers = np.array([SPLITS.index(split) for split in encoded.dictionary.to_pylist()], np.int8)
-        return np.take(numbers, _to_numpy(encoded.indices))
+        return np.take(numbers, to_numpy(encoded.indices))
 
     @cached_property
     def cocoids(self) -> NDArray[np.int64]:
@@ -127,7 +146,7 @@ class ParquetColumns:
         column = self._read("cocoid").cast("int64") if "cocoid" in self._file.schema_arrow.names else None
         if column is None or column.null_count == len(column):
             return np.full(self.n_images, NO_COCOID)
-        return _to_numpy(column.fill_null(NO_COCOID) if column.null_count else column)
+        return to_numpy(column.fill_null(NO_COCOID) if column.null_count else column)
 
     @cached_property
     def has_languages(self) -> bool:
@@ -147,8 +166,8 @@ class ParquetColumns:
     def _caption_ends_and_ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         compute = import_module("pyarrow.compute")
         lists = self._read(f"{_CAPTION_LEAF}sentid")
-        ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)
-        return ends, _to_numpy(compute.struct_field(compute.list_flatten(lists), [0]))
+        ends = np.cumsum(to_numpy(compute.list_value_length(lists)), dtype=np.int64)
+        return ends, to_numpy(compute.struct_field(compute.list_flatten(lists), [0]))
 
     def read_raw_texts(self, group: int) -> list[str]:
         """Return the text of each caption of a row group."""
@@ -167,14 +186,14 @@ class ParquetColumns:
         """Return the language (or None) of each caption in a row group; an empty list if the file has no languages."""
         return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
 
-    def read_file_and_captions(self, group: int, row: int) -> tuple[str, list[dict[str, Any]]]:
-        """Return the file name and the captions of image ``row`` of a row group. A caption is a dict from column to value.
+    def read_file_and_captions(self, group: int, row: int) -> tuple[str, Any]:
+        """Return the file name of image ``row`` of a row group, and its captions as a pyarrow array.
 
         The columns of every group that was read stay in memory, because a search reads single images in any order. They are
         not decoded: a million captions take about 170 MB.
         """
         files, sentences = self._read_group_once(group)
-        return files[row].as_py(), sentences[row].as_py()
+        return files[row].as_py(), sentences[row].values
 
     def _read_group(self, group: int) -> tuple[Any, Any]:
         return self._read("filename", [group]).combine_chunks(), self._read("sentences", [group]).combine_chunks()
@@ -206,17 +225,48 @@ def decode_captions(sentences: Any) -> CaptionTexts:
     has_languages = any(field.name == "language" for field in captions.type)
     languages = captions.field("language").to_pylist() if has_languages else None
     texts = list(map(words.__getitem__, tokens.tolist()))  # equal words are one object
-    return CaptionTexts(captions.field("raw").to_pylist(), texts, [0, *ends.tolist()], languages)
+    return CaptionTexts(captions.field("raw").to_pylist(), texts, [0, *ends.tolist()], languages, decode_phrases(captions))
+
+
+def decode_phrases(captions: Any) -> list[tuple[Phrase, ...]] | None:
+    """Return the phrases of each caption of a pyarrow array; None if no caption has phrases."""
+    has_phrases = any(field.name == "phrases" for field in captions.type)
+    if not has_phrases or captions.field("phrases").null_count == len(captions):
+        return None
+    lists = captions.field("phrases").cast(phrase_lists_type())  # adds optional fields that are missing
+    phrases = lists.flatten()
+    firsts, lengths, chains = (phrases.field(name).to_pylist() for name in ("first_token", "n_tokens", "chain"))
+    types, boxes = phrases.field("types"), phrases.field("boxes")
+    corners = iter(boxes.flatten().flatten().to_pylist())
+    decoded = [
+        Phrase(first, first + length, chain or "", some_types, some_boxes)
+        for first, length, chain, some_types, some_boxes in zip(
+            firsts,
+            lengths,
+            chains,
+            _split_into_tuples(types.flatten().to_pylist(), types),
+            _split_into_tuples(zip(corners, corners, corners, corners, strict=True), boxes),
+            strict=True,
+        )
+    ]
+    return list(_split_into_tuples(decoded, lists))
+
+
+def _split_into_tuples(items: Iterable[Any], lists: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the next ``items`` for each list of a pyarrow array, as many as its length; none for a null list."""
+    iterator = iter(items)
+    for length in lists.value_lengths().to_pylist():
+        yield tuple(islice(iterator, length or 0))
 
 
 def _encode_tokens(lists: Any) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
     compute = import_module("pyarrow.compute")
     encoded = lists.flatten().dictionary_encode()
-    ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)
-    return _to_numpy(encoded.indices), ends, encoded.dictionary.to_pylist()
+    ends = np.cumsum(to_numpy(compute.list_value_length(lists)), dtype=np.int64)
+    return to_numpy(encoded.indices), ends, encoded.dictionary.to_pylist()
 
 
-def _to_numpy(array: Any) -> NDArray[Any]:
+def to_numpy(array: Any) -> NDArray[Any]:
     """Return the numbers of a pyarrow array, which must have no nulls. The array's own ``to_numpy`` imports pandas."""
     whole = array.combine_chunks() if hasattr(array, "chunks") else array
     return np.from_dlpack(whole)

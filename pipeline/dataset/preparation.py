@@ -15,7 +15,7 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, read_dataset_head
-from vse.pipeline.dataset.images import Image
+from vse.pipeline.dataset.images import Image, Phrase, build_phrase_entry
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.dataset.published_datasets import (
     ENTITIES_SPLITS,
@@ -292,10 +292,10 @@ def read_dataset_content(dataset_file: Path) -> dict[str, Any]:
 
 
 def convert_image_to_entry(image: Image) -> dict[str, Any]:
-    """Return an image as a JSON object for ``dataset.json``. The phrases of its captions are left out."""
+    """Return an image as a JSON object for ``dataset.json``."""
     sentences = [
-        build_caption_entry(caption.sentid, image.imgid, caption.raw, list(caption.tokens), caption.language)
-        for caption in image.captions
+        build_caption_entry(one.sentid, image.imgid, one.raw, list(one.tokens), one.language, one.phrases)
+        for one in image.captions
     ]
     return build_image_entry(image.imgid, image.file, image.split, image.cocoid, sentences)
 
@@ -316,10 +316,18 @@ def build_image_entry(
     }
 
 
-def build_caption_entry(sentid: int, imgid: int, raw: str, tokens: list[str], language: str | None = None) -> dict[str, Any]:
+def build_caption_entry(
+    sentid: int, imgid: int, raw: str, tokens: list[str], language: str | None = None, phrases: Sequence[Phrase] = ()
+) -> dict[str, Any]:
     """Return a caption as a JSON object for ``dataset.json``."""
-    sentence: dict[str, Any] = {"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
-    return {**sentence, "language": language} if language else sentence
+    return {
+        "sentid": sentid,
+        "imgid": imgid,
+        "raw": raw,
+        "tokens": tokens,
+        **({"language": language} if language else {}),
+        **({"phrases": list(map(build_phrase_entry, phrases))} if phrases else {}),
+    }
 
 
 def check_and_describe_dataset(path: Path) -> str:

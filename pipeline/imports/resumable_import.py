@@ -208,7 +208,7 @@ class RowsByImage:
             texts = self._take_texts(slice(start, end))
             caption = schema.field("sentences").type.value_type
             values = [arrow.array(self.origins.sentids[start:end]), texts.column("raw"), texts.column("tokens")]
-            values.append(arrow.nulls(end - start, arrow.string()))
+            values += [arrow.nulls(end - start, caption.field(name).type) for name in ("language", "phrases")]
             plain = [each.combine_chunks() if hasattr(each, "combine_chunks") else each for each in values]
             fields = [each.cast(one.type) for each, one in zip(plain, caption, strict=True)]
             ends = np.concatenate([[0], self.origins.caption_ends[first:last] - start]).astype(np.int32)

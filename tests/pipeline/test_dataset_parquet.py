@@ -20,6 +20,7 @@ from vse.pipeline.dataset.columns import build_tables
 from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file, read_dataset_head
 from vse.pipeline.dataset.file_formats import choose_dataset_format, convert_dataset
 from vse.pipeline.dataset.identity import build_identity
+from vse.pipeline.dataset.images import Phrase
 from vse.pipeline.dataset.preparation import read_dataset_content
 
 Row = dict[str, Any]
@@ -102,6 +103,14 @@ def drop_column(name: str) -> Callable[[Row], None]:
     return lambda row: row.pop(name)
 
 
+PHRASE: Row = {"first_token": 0, "n_tokens": 2, "chain": None, "types": ["animals"], "boxes": [[0.0, 0.0, 9.0, 9.5]]}
+
+
+def add_phrase(**values: object) -> Callable[[Row], None]:
+    """Return a function that adds two phrases to each caption. Those of image 0 have ``values``."""
+    return lambda row: row["sentences"][0].update(phrases=[PHRASE, PHRASE if row["imgid"] else {**PHRASE, **values}])
+
+
 FAULTS: dict[str, tuple[Callable[[Row], Any], str]] = {
     "a text as id": (change(imgid="one"), "the column imgid has the type string; it must be int64"),
     "a fraction as id": (change(imgid=0.5), "the column imgid has the type double"),
@@ -120,6 +129,24 @@ FAULTS: dict[str, tuple[Callable[[Row], Any], str]] = {
     "a blank caption": (change_caption(raw=" \n"), "caption 0 is empty"),
     "no words": (lambda row: row["imgid"] or row["sentences"][0].update(tokens=[]), "caption 0 is empty"),
     "another language": (change_caption(language="german!"), "caption 0: 'language' must be a tag"),
+    "phrases that are texts": (change_caption(phrases=["a gull"]), "the column phrases"),
+    "phrases without a span": (change_caption(phrases=[{"chain": "1"}]), "the phrases have no field 'first_token'"),
+    "a null phrase": (
+        lambda row: row["sentences"][0].update(phrases=[PHRASE, None]),
+        "caption 0: phrase 2: must be an",
+    ),
+    "a null span": (add_phrase(n_tokens=None), "caption 0: phrase 2: 'n_tokens' must be an integer, not None"),
+    "a phrase before the caption": (add_phrase(first_token=-1), "caption 0: phrase 2: 2 tokens from token -1 are not a span"),
+    "a phrase after the caption": (add_phrase(first_token=1), "caption 0: phrase 2: 2 tokens from token 1 are not a span"),
+    "a phrase of no tokens": (add_phrase(n_tokens=0), "caption 0: phrase 2: 0 tokens from token 0 are not a span"),
+    "a null type": (add_phrase(types=["people", None]), "caption 0: phrase 2: 'types' must be a list of strings"),
+    "three numbers": (
+        add_phrase(boxes=[[0.0, 1.0, 2.0]]),
+        "caption 0: phrase 2: the box [0.0, 1.0, 2.0] must be",
+    ),
+    "a box without an end": (add_phrase(boxes=[[0.0, 0.0, 1.0, float("inf")]]), "must be four numbers"),
+    "a box without height": (add_phrase(boxes=[[0.0, 5.0, 9.0, 5.0]]), "caption 0: phrase 2: the box [0.0, 5.0, 9.0, 5.0] is"),
+    "boxes of integers": (change_caption(phrases=[{**PHRASE, "boxes": [[0, 0, 9, 9]]}]), "boxes has the type int64"),
 }
 
 
@@ -146,6 +173,14 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
         (0, "a/0.jpg", ("gull", "0")),
         (1, "a/1.jpg", ("gull", "1")),
     ]
+
+
+def test_phrases_of_another_program_are_read(tmp_path: Path) -> None:
+    spans = [{"first_token": 1, "n_tokens": 1, "note": "a field that no command reads"}]
+    first, second = rows()
+    first["sentences"][0]["phrases"] = spans
+    images = load_dataset_file(write(tmp_path / "dataset.parquet", [first, second])).images
+    assert [image.captions[0].phrases for image in images] == [(Phrase(1, 2),), ()]
 
 
 def test_splits_may_be_categories_that_no_image_has(tmp_path: Path) -> None:
