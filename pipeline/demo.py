@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vse.pipeline.dataset.captions import ascii_words
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import write_dataset_file
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_element, draw_scene
 from vse.pipeline.errors import UserError
@@ -310,7 +311,9 @@ def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:
         sentences = [_build_caption_entry(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
         entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
         entries.append({**entry, "sentences": sentences})
-    return write_dataset_file(out / "dataset.json", {"dataset": name, "images": entries})
+    path = write_dataset_file(out / "dataset.json", {"dataset": name, "images": entries})
+    load_dataset_file(path)  # writes the copy in columns, so that the next commands need less memory
+    return path
 
 
 def _build_caption_entry(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:

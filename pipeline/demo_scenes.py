@@ -153,12 +153,15 @@ def _draw_texture(item: SceneObject, side: int) -> Image.Image:
     colour = np.asarray(RGB_BY_COLOUR[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.ogrid[0:side, 0:side]
-    marked = {
-        "plain": np.zeros((side, side), bool),
-        "striped": (x + y) % 8 < 3,
-        "dotted": ((x % 8 - 3.5) ** 2 + (y % 8 - 3.5) ** 2) < 5.5,
-        "checkered": (x // 5 + y // 5) % 2 == 1,
-    }[item.texture]
+    match item.texture:
+        case "striped":
+            marked = (x + y) % 8 < 3
+        case "dotted":
+            marked = ((x % 8 - 3.5) ** 2 + (y % 8 - 3.5) ** 2) < 5.5
+        case "checkered":
+            marked = (x // 5 + y // 5) % 2 == 1
+        case _:  # plain
+            marked = np.zeros((side, side), bool)
     return Image.fromarray(np.where(marked[:, :, None], second.astype(np.uint8), colour.astype(np.uint8)))
 
 
