@@ -109,10 +109,9 @@ def _check_images(path: Path, batch: Any) -> Any:
     if compute.any(is_bad).as_py():
         name = to_printable_line(names[compute.index(is_bad, True).as_py()].as_py())[:200]
         refuse("image", imgids, is_bad, f": the file {name!r} is not a path inside the images folder in its shortest form")
-    is_bad = compute.invert(compute.is_in(texts, value_set=import_module("pyarrow").array(SPLITS)))
-    if compute.any(is_bad).as_py():
-        split = to_printable_line(texts[compute.index(is_bad, True).as_py()].as_py())
-        refuse("image", imgids, is_bad, f": unknown split{did_you_mean(split[:100], SPLITS)}")
+    if wrong := [split for split in texts.unique().to_pylist() if split not in SPLITS]:
+        hint = did_you_mean(to_printable_line(wrong[0])[:100], SPLITS)
+        refuse("image", imgids, compute.equal(texts, wrong[0]), f": unknown split{hint}")
     _check_captions(path, captions, refuse)
     return captions
 
