@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vse.features.backbones.networks import autocast
@@ -28,6 +27,7 @@ from vse.training.phrases.batches import (
 from vse.training.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.training.solvers.base import Solver, TrainingTask
 from vse.training.solvers.cca import CcaSolver, CommonCcaSettings, PairBlock
+from vse.training.solvers.encode import seed_random_numbers
 from vse.training.solvers.epochs import GradientSolver
 
 _CHANCE_FACTOR = 1.05  # a model counts as no better than chance up to this factor times the rsum of random scores
@@ -83,7 +83,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
     def step(self, batch: Indices, loss: Loss) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
-        torch.manual_seed(self.step_seed(1))
+        seed_random_numbers(self.step_seed(1), self.device)
         self.clear_old_gradients()
         triplets = isinstance(loss, RankingLoss)
         samples = self._triplet_sampler.sample(batch, rng) if triplets else self._pair_sampler.sample(batch, rng)
