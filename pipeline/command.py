@@ -32,6 +32,7 @@ from vse.pipeline.presets.own_code import describe_own_code_error
 
 PROC_FOLDER, CGROUPS_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
+_N_SPINS = "3000"  # about 40 microseconds
 _OPENMP_WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
@@ -52,9 +53,11 @@ def set_up_openmp(
     ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than this mask. A busy
     machine does not lower ``OMP_NUM_THREADS``, because the number of threads changes the last bits of results.
 
-    Waiting threads spin (OpenMP's default) if this process may use all cores of the mask (two or more), and all are idle.
-    Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores; spinning
-    costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
+    If this process may use all cores of the mask (two or more), and all are idle, a waiting thread first spins for some
+    microseconds (``GOMP_SPINCOUNT``), and then sleeps. Otherwise it sleeps at once (``OMP_WAIT_POLICY=PASSIVE``). Sleeping at
+    once can be slower on idle cores, and spinning is much slower on busy cores. OpenMP's default, to spin for milliseconds, is
+    hardly faster on idle cores, and takes more processor time. Programs that mostly wait, or whose other threads need the
+    cores, pass ``threads_may_spin=False``.
 
     Call this function before torch is loaded: OpenMP reads the variables only once. Tests replace ``proc`` and ``cgroups``
     (folders of the system) and ``pause`` (the function that waits between two readings of the idle time).
@@ -65,7 +68,9 @@ def set_up_openmp(
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
     if environment.keys() & _OPENMP_WAIT_VARIABLES:
         return
-    if not (threads_may_spin and 1 < allowed == len(cores) and are_cores_idle(cores, proc, pause)):
+    if threads_may_spin and 1 < allowed == len(cores) and are_cores_idle(cores, proc, pause):
+        environment["GOMP_SPINCOUNT"] = _N_SPINS
+    else:
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
@@ -209,7 +214,7 @@ def _run_git(root: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def entry_point(command: click.Command) -> Callable[..., None]:
+def entry_point(command: click.Command, threads_may_spin: bool = True) -> Callable[..., None]:
     """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
     The exit code is 0 for success, 2 for bad input or usage, and 1 (with a traceback) for an error in this program. An error
@@ -220,7 +225,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        set_up_openmp(os.environ)
+        set_up_openmp(os.environ, threads_may_spin=threads_may_spin)
         _collect_garbage_rarely()
         _log_to_stderr()
         argument_list = list(sys.argv[1:] if arguments is None else arguments)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vse.pipeline.command import entry_point, set_up_openmp
+from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.options import command
 from vse.training.options import RunInputOptions, ServeRequest
@@ -35,7 +35,6 @@ def serve_command(request: ServeRequest) -> None:
         import_extra(package, "vse-serve", "serve")
     # Set before torch is imported: in huge pages of memory, a search reads the vectors almost twice as fast.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    set_up_openmp(os.environ, threads_may_spin=False)
     from vse.features.backbones.device import set_thread_count, wrap_memory_errors
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
@@ -109,4 +108,4 @@ def _print_best_hits(app: flask.Flask, text: str) -> None:
         click.echo(f"{run['name']}\t{run['seconds']:.3f} s\t{found[0]}")
 
 
-serve_main = entry_point(serve_command)
+serve_main = entry_point(serve_command, threads_may_spin=False)  # a server mostly waits
