@@ -13,7 +13,8 @@ from functools import cache
 
 from vse.eval.options import published_folder, published_table_names
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline
+from vse.pipeline.presets.preset_files import list_preset_names, read_own_values
+from vse.pipeline.presets.presets import load_experiment_outline
 
 _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
 
@@ -72,12 +73,12 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     """Return pairs of a data set and an experiment whose training on this data set reproduces a row of the table.
 
     The preset of an experiment names the rows that it reproduces. ``dataset`` replaces the default data set of the rows.
-    Raises UserError if two experiments name the same row.
+    Raises UserError if two experiments name the same row, or if the rows of an experiment are not a list.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
-    for name in list_preset_names("experiments"):
-        for key in load_experiment_outline(name).rows:
+    for name, keys in read_own_values("experiments", "rows").items():
+        for key in keys if isinstance(keys, list) else load_experiment_outline(name).rows:
             if key in experiments and key in rows:
                 raise UserError(
                     f"two experiments, {experiments[key]} and {name}, name the row {key}; remove it from the rows of one"

@@ -47,6 +47,17 @@ def list_preset_names(kind: str) -> list[str]:
     return sorted({name for folder in _preset_folders(kind) for name in _read_preset_folder(folder)})
 
 
+def read_own_values(kind: str, key: str) -> dict[str, Any]:
+    """Return the value of the setting ``key`` in every preset of a ``kind`` that has it, by the name of the preset.
+
+    Settings of the presets that a preset extends do not count. The names are sorted.
+    """
+    presets: dict[str, Preset] = {}
+    for folder in _preset_folders(kind):
+        presets = {**_read_preset_folder(folder), **presets}
+    return {name: presets[name].settings[key] for name in sorted(presets) if key in presets[name].settings}
+
+
 def list_preset_names_and_descriptions(kind: str, without_key: str = "") -> list[tuple[str, str]]:
     """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files.
 
