@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, read_dataset_head
-from vse.pipeline.dataset.images import Image, Phrase, build_phrase_entry
+from vse.pipeline.dataset.images import convert_image_to_entry
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.dataset.published_datasets import (
     ENTITIES_SPLITS,
@@ -289,45 +289,6 @@ def read_dataset_content(dataset_file: Path) -> dict[str, Any]:
         return content
     images = load_dataset_file(dataset_file).images
     return {**read_dataset_head(dataset_file), "images": list(map(convert_image_to_entry, images))}
-
-
-def convert_image_to_entry(image: Image) -> dict[str, Any]:
-    """Return an image as a JSON object for ``dataset.json``."""
-    sentences = [
-        build_caption_entry(one.sentid, image.imgid, one.raw, list(one.tokens), one.language, one.phrases)
-        for one in image.captions
-    ]
-    return build_image_entry(image.imgid, image.file, image.split, image.cocoid, sentences)
-
-
-def build_image_entry(
-    imgid: int, file: str, split: str, cocoid: int | None, sentences: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return an image as a JSON object for ``dataset.json``."""
-    folder, _, name = file.rpartition("/")
-    return {
-        "imgid": imgid,
-        **({"filepath": folder} if folder else {}),
-        "filename": name,
-        "split": split,
-        **({} if cocoid is None else {"cocoid": cocoid}),
-        "sentids": [sentence["sentid"] for sentence in sentences],
-        "sentences": sentences,
-    }
-
-
-def build_caption_entry(
-    sentid: int, imgid: int, raw: str, tokens: list[str], language: str | None = None, phrases: Sequence[Phrase] = ()
-) -> dict[str, Any]:
-    """Return a caption as a JSON object for ``dataset.json``."""
-    return {
-        "sentid": sentid,
-        "imgid": imgid,
-        "raw": raw,
-        "tokens": tokens,
-        **({"language": language} if language else {}),
-        **({"phrases": list(map(build_phrase_entry, phrases))} if phrases else {}),
-    }
 
 
 def check_and_describe_dataset(path: Path) -> str:

@@ -16,12 +16,8 @@ from typing import Any, NamedTuple
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_content
-from vse.pipeline.dataset.preparation import (
-    build_caption_entry,
-    build_image_entry,
-    check_dataset_name,
-    check_dataset_output,
-)
+from vse.pipeline.dataset.images import build_caption_entry, build_image_entry
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output
 from vse.pipeline.dataset.splits_and_noise import sample_splits
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
