@@ -1,14 +1,14 @@
 """Speed of training with threads that sleep while they wait, on an idle machine and next to other programs.
 
 Claims: next to a program that keeps one core busy, training with as many threads as cores is at least 1.5 times as fast
-if the threads sleep while they wait (``OMP_WAIT_POLICY=PASSIVE``) as if they spin, OpenMP's default. There, sleeping
-threads on all cores reach at least 0.8 times the speed of one thread. On an idle machine sleeping can be slower.
-``ours`` is the choice of the commands at their start (``vse.pipeline.command``): within 20% of the better of spinning
-and sleeping, with and without other programs. ``short spin`` is its choice for an idle machine. The model is that of
-the demo, on made-up data. Every variant has a process of its own; in each round the variants run one after another next
-to zero, one and two busy programs. The numbers are medians of the rounds; ``slept`` is the number of rounds in which
-the threads slept at once. ``load`` is the load of the machine before the benchmark. On an idle machine it is 0, and the
-claims about an idle machine hold only there.
+if the threads sleep while they wait (``OMP_WAIT_POLICY=PASSIVE``) as if they spin, OpenMP's default. Next to this
+program, sleeping threads on all cores reach at least 0.8 times the speed of one thread. On an idle machine sleeping can
+be slower. ``ours`` is the choice of the commands at their start (``vse.pipeline.command``): within 20% of the better of
+spinning and sleeping, with and without other programs. ``short spin`` is what ``ours`` chooses on an idle machine. The
+model is that of the demo, on made-up data. Every variant has a process of its own; in each round the variants run one
+after another next to zero, one and two busy programs. The numbers are medians of the rounds; ``slept`` is the number of
+rounds in which the threads slept at once. ``load`` is the load of the machine before the benchmark. On an idle machine
+it is 0, and the claims about an idle machine hold only there.
 
     python benchmarks/waiting.py
 """

@@ -121,7 +121,7 @@ def verify_command(request: VerifyRequest) -> None:
     click.echo(f"{request.cache_file}: sound, {cache.describe()} in {shards}, sources {sources}, key {cache.key}")
 
 
-extract_main = entry_point(extract, threads_may_spin=False)  # other threads read photos meanwhile
+extract_main = entry_point(extract)
 
 
 DatasetJsonPath = Annotated[FileOrFolderPath, Field(description="The data set's dataset.json.")]

@@ -33,6 +33,7 @@ from vse.pipeline.presets.own_code import describe_own_code_error
 PROC_FOLDER, CGROUPS_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
 _N_SPINS = "3000"  # about 40 microseconds
+_COMMANDS_WITHOUT_SPINNING = {"extract", "serve"}  # spinning would take cores from threads that read photos or answer
 _OPENMP_WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
@@ -47,7 +48,7 @@ def set_up_openmp(
     pause: Callable[[], None] = _sleep_two_ticks,
     threads_may_spin: bool = True,
 ) -> None:
-    """Set OpenMP's variables in ``environment``: the number of threads, and whether waiting threads sleep or spin.
+    """Set OpenMP's variables in ``environment``: the number of threads, and how long a waiting thread spins before it sleeps.
 
     A variable that is already set is kept. The affinity mask of a process is the set of cores on which Linux lets it run.
     ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than this mask. A busy
@@ -55,9 +56,9 @@ def set_up_openmp(
 
     If this process may use all cores of the mask (two or more), and all are idle, a waiting thread first spins for some
     microseconds (``GOMP_SPINCOUNT``), and then sleeps. Otherwise it sleeps at once (``OMP_WAIT_POLICY=PASSIVE``). Sleeping at
-    once can be slower on idle cores, and spinning is much slower on busy cores. OpenMP's default, to spin for milliseconds, is
-    hardly faster on idle cores, and takes more processor time. Programs that mostly wait, or whose other threads need the
-    cores, pass ``threads_may_spin=False``.
+    once can be slower on idle cores, and spinning is much slower on busy cores. OpenMP's default is to spin for milliseconds,
+    which can be faster on idle cores, but takes more processor time. Programs that mostly wait, or whose other threads need
+    the cores, pass ``threads_may_spin=False``. Only GNU's OpenMP reads ``GOMP_SPINCOUNT``.
 
     Call this function before torch is loaded: OpenMP reads the variables only once. Tests replace ``proc`` and ``cgroups``
     (folders of the system) and ``pause`` (the function that waits between two readings of the idle time).
@@ -214,7 +215,7 @@ def _run_git(root: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def entry_point(command: click.Command, threads_may_spin: bool = True) -> Callable[..., None]:
+def entry_point(command: click.Command) -> Callable[..., None]:
     """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
     The exit code is 0 for success, 2 for bad input or usage, and 1 (with a traceback) for an error in this program. An error
@@ -225,10 +226,11 @@ def entry_point(command: click.Command, threads_may_spin: bool = True) -> Callab
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        set_up_openmp(os.environ, threads_may_spin=threads_may_spin)
+        argument_list = list(sys.argv[1:] if arguments is None else arguments)
+        names = {(command.name or "").removeprefix("vse-"), *argument_list[:1]}  # of vse-serve, or of vse serve
+        set_up_openmp(os.environ, threads_may_spin=not names & _COMMANDS_WITHOUT_SPINNING)
         _collect_garbage_rarely()
         _log_to_stderr()
-        argument_list = list(sys.argv[1:] if arguments is None else arguments)
         try:
             with record_command(shlex.join([command.name or "", *argument_list])), explain_system_errors():
                 code = command.main(args=argument_list, prog_name=command.name, standalone_mode=False)

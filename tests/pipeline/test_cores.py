@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
-from vse.pipeline.command import are_cores_idle, count_allowed_cores, read_cgroup_quota, read_core_affinity, set_up_openmp
+from vse.pipeline.command import (
+    are_cores_idle,
+    count_allowed_cores,
+    entry_point,
+    read_cgroup_quota,
+    read_core_affinity,
+    set_up_openmp,
+)
 
 several_cores = pytest.mark.skipif(len(read_core_affinity()) < 2, reason="one core has no neighbours")
 
@@ -158,6 +167,39 @@ def test_threads_are_as_many_as_a_quota_allows_and_spin_on_idle_cores(
     pause = passes(*[0] * (len(cores) - 1), busy, cores=cores)
     set_up_openmp(made, proc, cgroups, pause, threads_may_spin=threads_may_spin)
     assert made == expected
+
+
+@several_cores
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("vse-train", [], "GOMP_SPINCOUNT"),
+        ("vse", ["train"], "GOMP_SPINCOUNT"),
+        ("vse-extract", ["cnn"], "OMP_WAIT_POLICY"),
+        ("vse", ["extract", "cnn"], "OMP_WAIT_POLICY"),
+        ("vse-serve", [], "OMP_WAIT_POLICY"),
+        ("vse", ["serve"], "OMP_WAIT_POLICY"),
+    ],
+)
+def test_the_threads_of_an_extraction_and_of_a_server_never_spin(
+    name: str, arguments: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    found: list[str] = []
+
+    @click.command(name)
+    @click.argument("words", nargs=-1)
+    def command(words: tuple[str, ...]) -> None:
+        found.extend(variable for variable in variables if variable in os.environ)
+
+    for variable in (*variables, "KMP_BLOCKTIME", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.setenv(variable, "")  # so that the old value is set again after the test
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr("vse.pipeline.command.are_cores_idle", lambda *_: True)
+    monkeypatch.setattr("vse.pipeline.command.read_cgroup_quota", lambda *_: math.inf)
+    with pytest.raises(SystemExit, match="^0$"):
+        entry_point(command)(arguments)
+    assert found == [expected]
 
 
 @pytest.mark.parametrize("waiting", [{"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "1000"}, {"KMP_BLOCKTIME": "0"}])

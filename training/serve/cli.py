@@ -108,4 +108,4 @@ def _print_best_hits(app: flask.Flask, text: str) -> None:
         click.echo(f"{run['name']}\t{run['seconds']:.3f} s\t{found[0]}")
 
 
-serve_main = entry_point(serve_command, threads_may_spin=False)  # a server mostly waits
+serve_main = entry_point(serve_command)
