@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset import SPLITS
-from vse.pipeline.dataset.images import Caption, Image, build_phrase_entry
+from vse.pipeline.dataset.images import Caption, Image, Phrase, build_phrase_entry
 from vse.pipeline.dataset.parquet_io import (
     IMAGES_PER_GROUP,
     NO_COCOID,
     CaptionTexts,
     ParquetColumns,
+    PhraseFields,
     column_schema,
     decode_phrases,
 )
@@ -180,7 +181,7 @@ class ImageColumns(Sequence[Image]):
         phrases = decode_phrases(sentences) or [()] * len(sentences)
         captions = tuple(
             [
-                Caption(one["sentid"], imgid, one["raw"], tuple(one["tokens"]), some, one.get("language") or "")
+                Caption(one["sentid"], imgid, one["raw"], tuple(one["tokens"]), build_phrases(some), one.get("language") or "")
                 for one, some in zip(sentences.to_pylist(), phrases, strict=True)
             ]
         )
@@ -207,6 +208,11 @@ class ImageColumns(Sequence[Image]):
     __hash__ = None  # type: ignore[assignment]
 
 
+def build_phrases(fields: Iterable[PhraseFields]) -> tuple[Phrase, ...]:
+    """Return phrases with these fields."""
+    return tuple([Phrase(*some) for some in fields])
+
+
 def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: CaptionTexts) -> tuple[Caption, ...]:
     raws, tokens, ends, languages, phrases = texts
     return tuple(
@@ -216,7 +222,7 @@ def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: Capti
                 imgid,
                 raws[row],
                 tuple(tokens[ends[row] : ends[row + 1]]),
-                phrases[row] if phrases else (),
+                build_phrases(phrases[row]) if phrases else (),
                 (languages and languages[row]) or "",
             )
             for row, sentid in enumerate(sentids, first)

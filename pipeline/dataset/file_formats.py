@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vse.pipeline.dataset.captions import find_tokeniser
-from vse.pipeline.dataset.columns import build_tables
+from vse.pipeline.dataset.columns import build_phrases, build_tables
 from vse.pipeline.dataset.dataset import MIN_LARGE_JSON_BYTES, load_dataset_file, read_dataset_head, write_parquet_copy
-from vse.pipeline.dataset.images import parse_images
+from vse.pipeline.dataset.images import build_caption_entry, build_image_entry, parse_images
 from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter, decode_captions
 from vse.pipeline.dataset.preparation import (
-    build_caption_entry,
-    build_image_entry,
     check_dataset_name,
     link_images,
     write_json_dataset,
@@ -122,7 +120,7 @@ class _ImageEntries(Iterable[dict[str, Any]]):
                         raws[row],
                         tokens[token_ends[row] : token_ends[row + 1]],
                         languages[row] if languages else None,
-                        phrases[row] if phrases else (),
+                        build_phrases(phrases[row]) if phrases else (),
                     )
                     for row in range(start, end)
                 ]
@@ -153,7 +151,9 @@ def _write_parquet(head: dict[str, Any], tables: TableFactory, out: Path, images
 
 
 def _has_equal_tables(path: Path, head: dict[str, Any], tables: TableFactory) -> bool:
-    """Return whether a parquet file has exactly this head and these tables; False if it is missing or damaged.
+    """Return whether a parquet file has this head and these tables; False if it is missing or damaged.
+
+    A file may lack optional fields without values, because earlier versions had no phrases.
 
     ``head`` has the keys of ``dataset.json`` besides ``images``, which are in the metadata of the file. ``tables`` is a
     function that yields the images of each row group as a table (pyarrow).
@@ -165,7 +165,7 @@ def _has_equal_tables(path: Path, head: dict[str, Any], tables: TableFactory) ->
             return False
         n_equal = 0
         for n_equal, table in enumerate(tables(), 1):
-            if n_equal > file.num_row_groups or not file.read_row_group(n_equal - 1).equals(table):
+            if n_equal > file.num_row_groups or not file.read_row_group(n_equal - 1).cast(table.schema).equals(table):
                 return False
         return bool(n_equal == file.num_row_groups)
     except (UserError, OSError, import_module("pyarrow").ArrowException):

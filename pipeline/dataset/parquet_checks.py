@@ -125,7 +125,7 @@ def _check_captions(path: Path, captions: Any, refuse: Any) -> None:
             refuse("caption", sentids, values.is_null(), f": its {name} is null")
     if words.null_count:
         raise UserError(f"{path}: a token is null")
-    # A comparison in NumPy; with pyarrow, it would import pandas.
+    # NumPy compares, because pyarrow would import pandas to convert 0 and the empty text.
     n_letters, n_words = to_numpy(compute.utf8_length(compute.utf8_trim_whitespace(raws))), to_numpy(tokens.value_lengths())
     is_empty = (n_letters == 0) | (n_words == 0)
     if is_empty.any():
@@ -145,14 +145,16 @@ def _check_captions(path: Path, captions: Any, refuse: Any) -> None:
 
 
 def _are_valid_phrases(lists: Any, n_tokens: list[int]) -> bool:
-    """Return True if the phrases of all captions are surely valid, and False if :func:`_check_phrases` must check them.
+    """Return True if the phrases of all captions are valid, and False if :func:`_check_phrases` must check them.
 
-    ``lists`` is a pyarrow array with the phrases of each caption, and ``n_tokens`` its number of tokens.
+    ``lists`` is a pyarrow array with the phrases of each caption. ``n_tokens`` has the number of tokens of each caption.
     """
-    if lists.null_count == len(lists):
+    if lists.null_count == len(lists) or not len(lists.flatten()):
         return True
+    if lists.flatten().null_count:
+        return False
     spans = [lists.flatten().field(name) for name in ("first_token", "n_tokens")]
-    if any(values.null_count for values in (lists.flatten(), *spans)):
+    if any(values.null_count for values in spans):
         return False
     phrases = lists.cast(phrase_lists_type()).flatten()  # adds optional fields that are missing
     boxes, types = (phrases.field(name).flatten() for name in ("boxes", "types"))
@@ -160,7 +162,8 @@ def _are_valid_phrases(lists: Any, n_tokens: list[int]) -> bool:
         return False
     firsts, lengths = map(to_numpy, spans)
     n_phrases = [length or 0 for length in lists.value_lengths().to_pylist()]
-    is_span = (firsts >= 0) & (lengths >= 1) & (firsts + lengths <= np.repeat(np.asarray(n_tokens, np.int64), n_phrases))
+    n_left = np.repeat(np.asarray(n_tokens, np.int64), n_phrases) - firsts
+    is_span = (firsts >= 0) & (lengths >= 1) & (lengths <= n_left)
     if not is_span.all() or not (to_numpy(boxes.value_lengths()) == 4).all():
         return False
     corners = to_numpy(boxes.flatten()).reshape(-1, 4)

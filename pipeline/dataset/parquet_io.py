@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset import SPLITS
-from vse.pipeline.dataset.images import Phrase
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
@@ -69,6 +68,10 @@ def phrase_lists_type() -> Any:
     return column_schema().field("sentences").type.value_type.field("phrases").type
 
 
+# The fields of a Phrase in their order: start, stop, chain, types and boxes.
+PhraseFields = tuple[int, int, str, tuple[str, ...], tuple[tuple[float, float, float, float], ...]]
+
+
 class CaptionTexts(NamedTuple):
     """The texts and phrases of n consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``.
 
@@ -80,7 +83,7 @@ class CaptionTexts(NamedTuple):
     tokens: list[str]
     ends: list[int]
     languages: list[str | None] | None
-    phrases: list[tuple[Phrase, ...]] | None
+    phrases: list[tuple[PhraseFields, ...]] | None
 
 
 class ParquetColumns:
@@ -228,8 +231,8 @@ def decode_captions(sentences: Any) -> CaptionTexts:
     return CaptionTexts(captions.field("raw").to_pylist(), texts, [0, *ends.tolist()], languages, decode_phrases(captions))
 
 
-def decode_phrases(captions: Any) -> list[tuple[Phrase, ...]] | None:
-    """Return the phrases of each caption of a pyarrow array; None if no caption has phrases."""
+def decode_phrases(captions: Any) -> list[tuple[PhraseFields, ...]] | None:
+    """Return the phrases of each caption in ``captions``, a pyarrow array of structs; None if no caption has phrases."""
     has_phrases = any(field.name == "phrases" for field in captions.type)
     if not has_phrases or captions.field("phrases").null_count == len(captions):
         return None
@@ -239,7 +242,7 @@ def decode_phrases(captions: Any) -> list[tuple[Phrase, ...]] | None:
     types, boxes = phrases.field("types"), phrases.field("boxes")
     corners = iter(boxes.flatten().flatten().to_pylist())
     decoded = [
-        Phrase(first, first + length, chain or "", some_types, some_boxes)
+        (first, first + length, chain or "", some_types, some_boxes)
         for first, length, chain, some_types, some_boxes in zip(
             firsts,
             lengths,
@@ -253,7 +256,7 @@ def decode_phrases(captions: Any) -> list[tuple[Phrase, ...]] | None:
 
 
 def _split_into_tuples(items: Iterable[Any], lists: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the next ``items`` for each list of a pyarrow array, as many as its length; none for a null list."""
+    """Yield a tuple for each list of a pyarrow array: the next ``items``, as many as the list has. A null list has none."""
     iterator = iter(items)
     for length in lists.value_lengths().to_pylist():
         yield tuple(islice(iterator, length or 0))

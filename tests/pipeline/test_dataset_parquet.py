@@ -138,6 +138,9 @@ FAULTS: dict[str, tuple[Callable[[Row], Any], str]] = {
     "a null span": (add_phrase(n_tokens=None), "caption 0: phrase 2: 'n_tokens' must be an integer, not None"),
     "a phrase before the caption": (add_phrase(first_token=-1), "caption 0: phrase 2: 2 tokens from token -1 are not a span"),
     "a phrase after the caption": (add_phrase(first_token=1), "caption 0: phrase 2: 2 tokens from token 1 are not a span"),
+    "a phrase of a huge length": (add_phrase(n_tokens=2**63 - 1), "caption 0: phrase 2: 9223372036854775807 tokens"),
+    "a phrase far away": (add_phrase(first_token=2**63 - 1), "caption 0: phrase 2: 2 tokens from token 9223372036854775807"),
+    "phrases that are null": (change_caption(phrases=[None]), "caption 0: phrase 1: must be an object"),
     "a phrase of no tokens": (add_phrase(n_tokens=0), "caption 0: phrase 2: 0 tokens from token 0 are not a span"),
     "a null type": (add_phrase(types=["people", None]), "caption 0: phrase 2: 'types' must be a list of strings"),
     "three numbers": (
@@ -173,6 +176,28 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
         (0, "a/0.jpg", ("gull", "0")),
         (1, "a/1.jpg", ("gull", "1")),
     ]
+
+
+@pytest.mark.parametrize("some", [[], None])
+def test_captions_may_have_empty_lists_of_phrases(some: list[Any] | None, tmp_path: Path) -> None:
+    first, second = rows()
+    first["sentences"][0]["phrases"], second["sentences"][0]["phrases"] = [], some
+    images = load_dataset_file(write(tmp_path / "dataset.parquet", [first, second])).images
+    assert [image.captions[0].phrases for image in images] == [(), ()]
+    assert images[0].captions[0].phrases == ()
+
+
+def test_a_file_without_the_column_of_phrases_is_not_rewritten(tmp_path: Path) -> None:
+    path, parquet = convert(tmp_path, read_content_of(rows()))
+    earlier = pyarrow.parquet.read_table(parquet)
+    sentences = earlier.schema.field("sentences")
+    caption = pyarrow.struct([field for field in sentences.type.value_type if field.name != "phrases"])
+    lists = pyarrow.list_(pyarrow.field("element", caption, nullable=False))
+    schema = earlier.schema.set(earlier.schema.get_field_index("sentences"), sentences.with_type(lists))
+    pyarrow.parquet.write_table(earlier.cast(schema), parquet)
+    before = parquet.read_bytes()
+    assert convert_dataset(path, parquet.parent) == parquet
+    assert parquet.read_bytes() == before
 
 
 def test_phrases_of_another_program_are_read(tmp_path: Path) -> None:
