@@ -73,12 +73,13 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     """Return pairs of a data set and an experiment whose training on this data set reproduces a row of the table.
 
     The preset of an experiment names the rows that it reproduces. ``dataset`` replaces the default data set of the rows.
-    Raises UserError if two experiments name the same row, or if the rows of an experiment are not a list.
+    Raises UserError if two experiments name the same row, or if the rows of an experiment are not a list of texts.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
     for name, keys in read_own_values("experiments", "rows").items():
-        for key in keys if isinstance(keys, list) else load_experiment_outline(name).rows:
+        is_valid = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+        for key in keys if is_valid else load_experiment_outline(name).rows:
             if key in experiments and key in rows:
                 raise UserError(
                     f"two experiments, {experiments[key]} and {name}, name the row {key}; remove it from the rows of one"

@@ -48,9 +48,10 @@ def list_preset_names(kind: str) -> list[str]:
 
 
 def read_own_values(kind: str, key: str) -> dict[str, Any]:
-    """Return the value of the setting ``key`` in every preset of a ``kind`` that has it, by the name of the preset.
+    """Return a dict from the name of each preset of a ``kind`` to its own value of the setting ``key``, sorted by name.
 
-    Settings of the presets that a preset extends do not count. The names are sorted.
+    Presets without this setting are left out. Settings of the presets that a preset extends do not count. A preset of the user
+    replaces a packaged preset of the same name.
     """
     presets: dict[str, Preset] = {}
     for folder in _preset_folders(kind):
