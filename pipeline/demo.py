@@ -312,7 +312,7 @@ def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:
         entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
         entries.append({**entry, "sentences": sentences})
     path = write_dataset_file(out / "dataset.json", {"dataset": name, "images": entries})
-    load_dataset_file(path)  # writes the copy in columns, so that the next commands need less memory
+    load_dataset_file(path)  # writes the copy in columns, if the file is large
     return path
 
 

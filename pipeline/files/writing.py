@@ -276,14 +276,14 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(path: Path, content: bytes) -> Any:
-    """Parse the content of a JSON file; ``path`` names the file in messages. Equal short texts are mostly one object.
+    """Parse the content of a JSON file; ``path`` names the file in messages.
 
     Raises UserError if the content is not JSON, or has values that only Python accepts: NaN, infinities, numbers that become
     infinite, integers beyond 64 bits, and texts with one half of a surrogate pair.
     """
     with wrap_read_errors(path, "valid JSON"):
         if not _may_have_large_numbers(content):
-            with suppress(ValueError):  # the slower parser below has the better message
+            with suppress(ValueError):  # the parser below has better messages, and accepts deeper nesting
                 return import_module("pydantic_core").from_json(content, allow_inf_nan=False)
         text = content.decode()
         parsed = json.loads(
@@ -298,12 +298,12 @@ def parse_json(path: Path, content: bytes) -> Any:
 
 
 def _may_have_large_numbers(content: bytes) -> bool:
-    """Return False if a JSON file has neither an integer beyond 64 bits nor a number that becomes infinite.
+    """Return whether a JSON file may have an integer beyond 64 bits or a number that becomes infinite.
 
-    A number needs 19 digits or an exponent of three digits to be so large. A text with such characters counts, too.
+    Such a number has 19 digits in a row, or an exponent of three digits. The result is also True if a text has them.
     """
     pattern = content.translate(_DIGITS_TO_ZERO, delete=b"+")
-    return any(large in pattern for large in (b"0" * 19, b"e000", b"E000"))
+    return any(large in pattern for large in (b"0" * 19, b"0e000", b"0E000"))
 
 
 def _parse_integer(text: str) -> int:
