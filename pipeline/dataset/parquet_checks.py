@@ -14,7 +14,7 @@ import numpy as np
 from vse.pipeline.dataset import SPLITS
 from vse.pipeline.dataset.images import read_phrases
 from vse.pipeline.dataset.languages import is_language_tag
-from vse.pipeline.dataset.parquet_io import column_schema, phrase_lists_type, to_numpy
+from vse.pipeline.dataset.parquet_io import column_schema, read_phrase_field, to_numpy
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
@@ -149,16 +149,13 @@ def _are_valid_phrases(lists: Any, n_tokens: list[int]) -> bool:
 
     ``lists`` is a pyarrow array with the phrases of each caption. ``n_tokens`` has the number of tokens of each caption.
     """
-    if lists.null_count == len(lists) or not len(lists.flatten()):
+    if lists.null_count == len(lists) or not len(phrases := lists.flatten()):
         return True
-    if lists.flatten().null_count:
+    if phrases.null_count:
         return False
-    spans = [lists.flatten().field(name) for name in ("first_token", "n_tokens")]
-    if any(values.null_count for values in spans):
-        return False
-    phrases = lists.cast(phrase_lists_type()).flatten()  # adds optional fields that are missing
-    boxes, types = (phrases.field(name).flatten() for name in ("boxes", "types"))
-    if any(values.null_count for values in (types, boxes, boxes.flatten())):
+    spans = [read_phrase_field(phrases, name) for name in ("first_token", "n_tokens")]
+    boxes, types = (read_phrase_field(phrases, name).flatten() for name in ("boxes", "types"))
+    if any(values.null_count for values in (*spans, types, boxes, boxes.flatten())):
         return False
     firsts, lengths = map(to_numpy, spans)
     n_phrases = [length or 0 for length in lists.value_lengths().to_pylist()]

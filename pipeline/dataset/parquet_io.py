@@ -63,9 +63,15 @@ def column_schema() -> Any:
     )
 
 
-def phrase_lists_type() -> Any:
-    """Return the type of the field ``phrases`` of a caption (pyarrow): a list of structs."""
-    return column_schema().field("sentences").type.value_type.field("phrases").type
+def read_phrase_field(phrases: Any, name: str) -> Any:
+    """Return the field ``name`` of a pyarrow array of phrases, as an array of the type in :func:`column_schema`.
+
+    If the array lacks an optional field, the values are null.
+    """
+    wanted = column_schema().field("sentences").type.value_type.field("phrases").type.value_type.field(name).type
+    if phrases.type.get_field_index(name) < 0:
+        return import_module("pyarrow").nulls(len(phrases), wanted)
+    return phrases.field(name).cast(wanted)
 
 
 # The fields of a Phrase in their order: start, stop, chain, types and boxes.
@@ -236,17 +242,19 @@ def decode_phrases(captions: Any) -> list[tuple[PhraseFields, ...]] | None:
     has_phrases = any(field.name == "phrases" for field in captions.type)
     if not has_phrases or captions.field("phrases").null_count == len(captions):
         return None
-    lists = captions.field("phrases").cast(phrase_lists_type())  # adds optional fields that are missing
+    lists = captions.field("phrases")
     phrases = lists.flatten()
-    firsts, lengths, chains = (phrases.field(name).to_pylist() for name in ("first_token", "n_tokens", "chain"))
-    types, boxes = phrases.field("types"), phrases.field("boxes")
+    if not len(phrases):
+        return None
+    names = ("first_token", "n_tokens", "chain", "types", "boxes")
+    firsts, lengths, chains, types, boxes = (read_phrase_field(phrases, name) for name in names)
     corners = iter(boxes.flatten().flatten().to_pylist())
     decoded = [
         (first, first + length, chain or "", some_types, some_boxes)
         for first, length, chain, some_types, some_boxes in zip(
-            firsts,
-            lengths,
-            chains,
+            firsts.to_pylist(),
+            lengths.to_pylist(),
+            chains.to_pylist(),
             _split_into_tuples(types.flatten().to_pylist(), types),
             _split_into_tuples(zip(corners, corners, corners, corners, strict=True), boxes),
             strict=True,
