@@ -155,7 +155,7 @@ def _has_equal_tables(path: Path, head: dict[str, Any], tables: TableFactory) ->
 
     A file may lack optional fields without values, because earlier versions had no phrases.
 
-    ``head`` has the keys of ``dataset.json`` besides ``images``, which are in the metadata of the file. ``tables`` is a
+    ``head`` is in the metadata of the file: the keys of ``dataset.json`` besides ``images``. ``tables`` is a
     function that yields the images of each row group as a table (pyarrow).
     """
     parquet = import_module("pyarrow.parquet")

@@ -26,7 +26,7 @@ IMAGES_PER_GROUP = 4096  # images in a row group, the smallest part of a file to
 HEAD_KEY, SOURCE_VERSION_KEY = b"vse-dataset", b"vse-copied-sha256"
 _CAPTION_LEAF = "sentences.list.element."
 _CACHED_GROUPS = 8
-_DICTIONARY_LEAVES = ["split", *(f"{_CAPTION_LEAF}{name}" for name in ("tokens.list.element", "language"))]
+_DICTIONARY_LEAVES = ["split", f"{_CAPTION_LEAF}tokens.list.element", f"{_CAPTION_LEAF}language"]
 
 
 @cache

@@ -232,8 +232,8 @@ def write_json_dataset(
     """Write ``out/dataset.json``, create the link ``out/images`` to the folder ``images``, and return the path of the file.
 
     If ``images`` is None, no link is created. A file that already has this content, in whatever JSON layout, is left as it
-    is. Raises UserError if the file is one of ``inputs``, from which the data set was built. Unless ``may_replace`` is true,
-    also raises UserError if the file has other content.
+    is. The data set was built from the files ``inputs``. Raises UserError if ``out/dataset.json`` is one of them. Unless
+    ``may_replace`` is true, also raises UserError if it has other content.
     """
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)

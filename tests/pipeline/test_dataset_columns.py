@@ -100,6 +100,14 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
         assert dataset.find_image(-1) is None or any(image.imgid == -1 for image in parsed.images)
 
 
+@pytest.mark.parametrize("name", ["photo.jpg", "0e001.jpg"])  # the second name looks like a large number
+def test_equal_words_are_one_object_in_memory(name: str, tmp_path: Path) -> None:
+    content = small("a gull and a gull")
+    content["images"][0]["filename"] = name
+    tokens = load_dataset_file(written(tmp_path, content)).images[0].captions[0].tokens
+    assert tokens[1] is tokens[4]
+
+
 @pytest.mark.usefixtures("large")
 def test_a_large_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, small())

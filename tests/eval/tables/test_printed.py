@@ -123,3 +123,12 @@ def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(table_experiments("vsepp_3")) == 10
     with pytest.raises(UserError, match="mine and vsepp_10c_rv, name the row vsepp 4.4"):
         table_experiments("vsepp_4")
+
+
+@pytest.mark.parametrize("rows", ["vsepp 4.4", "[[vsepp 4.4]]", "[{vsepp: 4.4}]", "[4.4]", ""])
+def test_rows_that_are_not_texts_are_refused(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.yaml").write_text(f"extends: vsepp\nrows: {rows}\n")
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    with pytest.raises(UserError, match=r"experiment 'mine'.*rows"):
+        table_experiments("vsepp_4")
