@@ -1,6 +1,6 @@
 """The demo, from a fresh clone to its report: processor seconds, wall time and memory.
 
-Claims: the demo takes at most 200 processor seconds, 90 of them before the training, and no process needs more than 1 GB.
+Claims: the demo takes at most 200 processor seconds, 90 of them before the training, and no process needs more than 1.2 GB.
 The command is that of the README, without ``pip install``. Snakemake runs twice, first for the features and then for the
 report. All numbers of a row count from the start; ``peak_gb`` is the peak of the largest process so far.
 Limits: one run, on all cores. The clone is made from the last commit. The Python package is the installed one, so install
