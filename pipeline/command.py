@@ -229,7 +229,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         argument_list = list(sys.argv[1:] if arguments is None else arguments)
         names = {(command.name or "").removeprefix("vse-"), *argument_list[:1]}  # of vse-serve, or of vse serve
         set_up_openmp(os.environ, threads_may_spin=not names & _COMMANDS_WITHOUT_SPINNING)
-        _collect_garbage_rarely()
+        collect_garbage_rarely()
         _log_to_stderr()
         try:
             with record_command(shlex.join([command.name or "", *argument_list])), explain_system_errors():
@@ -257,7 +257,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
     return main
 
 
-def _collect_garbage_rarely() -> None:
+def collect_garbage_rarely() -> None:
     """Let Python search for unused objects less often while this process runs, and not at all when it ends.
 
     By default, Python searches each time 700 objects were added (the number depends on its version), and searches all objects

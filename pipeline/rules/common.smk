@@ -9,6 +9,7 @@ from snakemake.exceptions import WorkflowError
 from vse.eval.tables import published_rows, published_table_names
 from vse.features.settings import list_imported_features, load_feature_preset
 from vse.features.up_to_date import hash_changed_photos
+from vse.pipeline.command import collect_garbage_rarely
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
 from vse.pipeline.dataset.dataset import find_dataset_file
@@ -17,6 +18,7 @@ from vse.pipeline.presets.schema import CORRECTIONS
 from vse.pipeline.presets.own_code import allow_own_code, hash_code_files
 from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, build_dataset_pattern
 
+collect_garbage_rarely()
 try:
     SETTINGS = presets.load_workflow_settings(config)
     check_targets(sys.argv)
