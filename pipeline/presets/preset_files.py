@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -83,7 +82,7 @@ def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = (
         raise UserError(f"{preset.path}: extends more than {_MAX_LAYERS} presets, one after the other")
     if any((preset.path, preset.name) == (upper.path, upper.name) for upper in extended_by):
         raise UserError(f"{preset.path}: extends itself ({' -> '.join(p.name for p in (*extended_by, preset))})")
-    settings = {**deepcopy(dict(preset.settings)), "name": preset.name}
+    settings = {**_copy_settings(dict(preset.settings)), "name": preset.name}
     base = settings.pop("extends", None)
     if base is None:
         return [settings]
@@ -91,6 +90,13 @@ def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = (
         raise UserError(f"{preset.path}: extends: must be the name of a preset, not {base!r}")
     inherited = read_preset_layers(kind, base, (*extended_by, preset))
     return [*({key: layer[key] for key in layer if key not in NOT_INHERITED_KEYS} for layer in inherited), settings]
+
+
+def _copy_settings(value: Any) -> Any:
+    """Return a copy of settings, with copies of their dictionaries and lists, faster than ``copy.deepcopy``."""
+    if isinstance(value, dict):
+        return {key: _copy_settings(part) for key, part in value.items()}
+    return [_copy_settings(part) for part in value] if isinstance(value, list) else value
 
 
 def read_yaml(path: Path) -> Any:
