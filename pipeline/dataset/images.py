@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Num
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset import SPLITS
@@ -125,8 +124,8 @@ def _parse_box(box: Any) -> Box:
     return x1, y1, x2, y2
 
 
-def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Float[np.ndarray, "n_boxes n_others"]:
-    """Return the intersection over union of every box of ``a`` with every box of ``b``, in float64.
+def iou(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the intersection over union of every box of ``a`` (n, 4) with every box of ``b`` (m, 4): (n, m).
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive. For boxes of integers the result equals the IoU of the published
     evaluations, which take x2 and y2 as inclusive and add 1 to each side. A box without area has an IoU of 0 with every box.
@@ -136,13 +135,13 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
     far = np.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = np.clip(far - near, 0, None).prod(axis=2)
     union = _compute_areas(first)[:, None] + _compute_areas(second) - shared
-    overlap: Float[np.ndarray, "n_boxes n_others"] = np.zeros_like(shared)
+    overlap: NDArray[np.float64] = np.zeros_like(shared)
     np.divide(shared, union, out=overlap, where=(shared > 0) & (union > 0))
     return overlap
 
 
-def _compute_areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
-    areas: Float[np.ndarray, " n_boxes"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
+def _compute_areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    areas: NDArray[np.float64] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
     return areas
 
 
