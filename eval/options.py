@@ -252,7 +252,7 @@ class EvaluationRequest(Options):
     1k if there are at least 1,000 images, and cxc and eccv for the COCO test set."""
     compare: Flag = False
     """Treat FILES as the files of two models, and test the difference of each metric."""
-    options: AllEvaluateOptions = AllEvaluateOptions()
+    options: AllEvaluateOptions = Field(default_factory=AllEvaluateOptions)
     out: FileOrFolderPath | None = None
     """Result file to write (JSON).  [default: no file; with --compare, results/DATASET_A_vs_B.json]"""
     force: Force = False

@@ -70,7 +70,7 @@ class FeatureRequest(Options):
     that was trained on one can read the other."""
     sets: SettingChanges = ()
     """Change a setting of the preset. May be repeated."""
-    options: ExtractOptions = ExtractOptions()
+    options: ExtractOptions = Field(default_factory=ExtractOptions)
 
 
 class MergeRequest(Options):
@@ -146,8 +146,8 @@ class ImportRequest(Options):
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the column that holds a field: caption=text if the captions are in the column text. Fields are file, caption,
     split, imgid, sentid and cocoid. May be repeated.  [default: detected]"""
-    splits: SplitShares = SplitShares()
+    splits: SplitShares = Field(default_factory=SplitShares)
     yes: Flag = False
     """Do not ask for a confirmation. Without this option, the command displays the first rows of a table in the terminal, and
     asks whether to import them."""
-    options: ImportOptions = ImportOptions()
+    options: ImportOptions = Field(default_factory=ImportOptions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import click
+from pydantic import Field
 
 from vse.pipeline.option_types import (
     AllowCode,
@@ -94,8 +95,8 @@ class TrainRequest(Options):
     """Seed of the initial weights and of the order of the training pairs."""
     out: FileOrFolderPath | None = None
     """The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]"""
-    inputs: TrainInputs = TrainInputs()
-    options: TrainOptions = TrainOptions()
+    inputs: TrainInputs = Field(default_factory=TrainInputs)
+    options: TrainOptions = Field(default_factory=TrainOptions)
 
 
 class RunInputOptions(Options):
@@ -125,7 +126,7 @@ class EmbedRequest(Options):
     """Write the embeddings of all splits as two feature caches, PREFIX_images.h5 and PREFIX_captions.h5."""
     out: FileOrFolderPath | None = None
     """The file to write.  [default: RUN/SPLIT.h5; for another data set than the training data, RUN/DATASET_SPLIT.h5]"""
-    files: RunInputOptions = RunInputOptions()
+    files: RunInputOptions = Field(default_factory=RunInputOptions)
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
     """Allow a run whose training did not finish. The output file records this. Without this option, such a run is an error."""
     allow_leak: Flag = False
@@ -188,8 +189,8 @@ class SearchCommandRequest(Options):
 
     run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     query: Annotated[Text, CliOption(is_argument=True)]
-    search: RunSearchOptions = RunSearchOptions()
-    files: RunInputOptions = RunInputOptions()
+    search: RunSearchOptions = Field(default_factory=RunSearchOptions)
+    files: RunInputOptions = Field(default_factory=RunInputOptions)
     image: FileOrFolderPath | None = None
     """For a run that localises phrases: the photo in which to find the phrase QUERY. The feature cache must have the boxes of
     this photo."""
@@ -289,7 +290,7 @@ class PackRequest(Options):
 
     run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     out: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
-    options: PackOptions = PackOptions()
+    options: PackOptions = Field(default_factory=PackOptions)
     force: Flag = False
     """Replace the packed model in OUT. Without this option, a folder OUT that exists is an error. A folder that is not a
     packed model is never replaced."""
