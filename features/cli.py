@@ -324,6 +324,3 @@ def plan_command(request: PlanRequest) -> None:
     from vse.features.plan import describe_plan
 
     click.echo(describe_plan(request.targets, request.config, request.rates, request.calibrate))
-
-
-data_main = entry_point(data_group)

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field
 
-from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import (
     CliOption,
@@ -356,6 +355,3 @@ def audit_command(request: AuditRequest) -> None:
     from vse.pipeline.dataset.duplicates import audit_dataset
 
     click.echo(audit_dataset(request.dataset, request.against, request.look_alikes))
-
-
-main = entry_point(data_group)

@@ -118,6 +118,13 @@ def test_columns_are_read_without_pandas(tmp_path: Path) -> None:
     assert "pandas" not in modules
 
 
+def test_the_check_of_a_data_set_imports_no_command_that_reads_features(few: Path) -> None:
+    line = next(line for line in output(ASKED, COMMANDS["vse-data"], f"check {few}") if line.startswith("exits with "))
+    _, _, code, *modules = line.split()
+    assert code == "0"
+    assert not {"vse.features", "jaxtyping", "h5py", *HEAVY} & set(modules)
+
+
 ASKS_WHEN_TORCH_IS_LOADED = """
 import importlib.abc, os, sys
 from vse.eval.cli import eval_main

@@ -1,4 +1,4 @@
-"""The command ``vse`` and its sub-command ``vse doctor``.
+"""The commands ``vse`` and ``vse-data``, and the sub-command ``vse doctor``.
 
 All commands of the package are sub-commands of ``vse``, grouped by task: ``vse train`` is the same as ``vse-train``. A
 sub-command is imported when it is called.
@@ -10,21 +10,22 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterable, Iterator
+from importlib import import_module, metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from packaging.requirements import Requirement
 
-from vse.features.settings import load_feature_preset
-from vse.features.settings.base import WEIGHT_FILE_SUFFIXES
 from vse.pipeline import __version__
+from vse.pipeline.cli import data_group as basic_data_group
 from vse.pipeline.command import count_allowed_cores, entry_point
 from vse.pipeline.errors import UserError, did_you_mean, extra_install_command
 from vse.pipeline.options import Options, command
 from vse.pipeline.presets.parts import import_object
-from vse.pipeline.presets.preset_files import list_preset_names
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # The names of the sub-commands of each task, and the module and function of each sub-command.
 COMMANDS_BY_TASK = {
@@ -33,7 +34,7 @@ COMMANDS_BY_TASK = {
         "doctor": "vse.cli:doctor_command",
     },
     "Prepare data and features": {
-        "data": "vse.features.cli:data_group",
+        "data": "vse.cli:data_group",
         "extract": "vse.features.cli:extract",
     },
     "Train": {
@@ -97,6 +98,23 @@ def vse_group() -> None:
 
 
 main = entry_point(vse_group)
+
+
+class _DataGroup(click.Group):
+    """The commands of ``vse-data``. Those that read features are only imported when one of them is called, or for the help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        import_module("vse.features.cli")  # adds its commands
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands:
+            import_module("vse.features.cli")
+        return super().get_command(ctx, cmd_name)
+
+
+data_group = _DataGroup("vse-data", commands=basic_data_group.commands, help=basic_data_group.help)
+data_main = entry_point(data_group)
 
 
 DISTRIBUTION = "vse-pipeline"
@@ -193,21 +211,28 @@ def _read_memory_gb() -> tuple[float, float] | None:
 
 
 def _describe_extras() -> Iterator[tuple[str, str]]:
-    missing = {extra: packages for extra in ABILITY_BY_EXTRA if (packages := _list_missing_packages(extra))}
+    from packaging.requirements import Requirement  # lazy, as all commands of vse and vse-data import this module
+
+    requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    always = _list_required_packages(requirements, "")
+    needed = {extra: _list_required_packages(requirements, extra) - always for extra in ABILITY_BY_EXTRA}
+    uninstalled = {name for names in needed.values() for name in names if _find_version(name) is None}
+    missing = {extra: sorted(names & uninstalled) for extra, names in needed.items() if names & uninstalled}
     yield "extras", ", ".join(extra for extra in ABILITY_BY_EXTRA if extra not in missing) or "none"
     for extra, packages in missing.items():
         lacks = ", ".join(packages)
         yield "  missing", f"{extra}, for {ABILITY_BY_EXTRA[extra]} (lacks {lacks}): {extra_install_command(extra)}"
 
 
-def _list_missing_packages(extra: str) -> list[str]:
-    requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
-    wanted = (one for one in requirements if one.marker is not None and one.marker.evaluate({"extra": extra}))
-    always = {one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})}
-    return sorted({one.name for one in wanted if one.name not in always and _find_version(one.name) is None})
+def _list_required_packages(requirements: Iterable[Requirement], extra: str) -> set[str]:
+    """Return the packages that the package needs with an extra; with ``extra`` empty, those that it needs without any."""
+    return {one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": extra})}
 
 
 def _describe_weights() -> Iterator[tuple[str, str]]:
+    from vse.features.settings import load_feature_preset
+    from vse.pipeline.presets.preset_files import list_preset_names
+
     features_by_model: dict[str, list[str]] = {}
     for name in list_preset_names("features"):
         settings = load_feature_preset(name)
@@ -234,6 +259,8 @@ def find_weights(model: str) -> Path | None:
 
     The weights are searched in VSE_WEIGHTS_DIR and in the download caches of torch and of the Hugging Face hub.
     """
+    from vse.features.settings.base import WEIGHT_FILE_SUFFIXES
+
     stem = model.rpartition("/")[2]
     torch_hub = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache" / "torch")) / "hub" / "checkpoints"
     hugging_face = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"

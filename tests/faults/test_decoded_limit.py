@@ -22,7 +22,7 @@ import pytest
 from tests.hostile import refused
 from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import imported
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.features.extractors.words import read_word_vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
@@ -59,7 +59,7 @@ def test_a_parquet_file_of_kilobytes_does_not_take_gigabytes(tmp_path: Path, mon
     code = """
 import atexit, pathlib, sys
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 main(sys.argv[1:])
 """
     process = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False)

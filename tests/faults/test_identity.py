@@ -15,8 +15,9 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from tests.faults.suite import StartSuite, Suite
+from vse.cli import data_main
 from vse.eval.cli import eval_main, table_main
-from vse.features.cli import data_main, extract_main
+from vse.features.cli import extract_main
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path
 from vse.features.extractors.cnn import CnnExtractor

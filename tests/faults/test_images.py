@@ -17,7 +17,7 @@ from tests.faults.suite import StartSuite
 from tests.hostile import hanging_is_an_error, refused
 from tests.pipeline.import_files import write_table
 from tests.training.conftest import done
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.features.cli import extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.duplicates import compute_perceptual_hash

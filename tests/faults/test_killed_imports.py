@@ -26,7 +26,7 @@ pytestmark = pytest.mark.nightly
 
 N_IMAGES = 6
 MOST_KILLS = 3  # of one try
-MAIN = "vse.features.cli:data_main"
+MAIN = "vse.cli:data_main"
 
 
 @pytest.fixture(scope="module")

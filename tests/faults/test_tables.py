@@ -13,7 +13,7 @@ from tests.faults.suite import Outcome, StartSuite
 from tests.hostile import refused_or_done
 from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import failures
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.dataset import load_dataset_file
 
 pytestmark = pytest.mark.nightly

@@ -14,10 +14,10 @@ from tests.features.conftest import Fails, succeed
 from tests.features.test_bundles import files_in
 from tests.features.test_cache import make
 from tests.served import Server, served
+from vse.cli import data_main as main
 from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
 from vse.features.cache.rows import CacheIdentity
 from vse.features.cache.shards import shards_folder
-from vse.features.cli import data_main as main
 from vse.features.exchange import bundle_fetch
 from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
 from vse.features.exchange.bundles import pack_bundle

@@ -13,9 +13,9 @@ import pytest
 
 from tests.features.conftest import Fails, succeed
 from tests.features.test_cache import make
+from vse.cli import data_main as main
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import CacheIdentity
-from vse.features.cli import data_main as main
 from vse.features.cli import extract_main as extract
 from vse.features.exchange import bundles
 from vse.features.exchange.bundle_fetch import fetch_features

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.faults.damages import Payload
 from tests.features.conftest import sets
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.features.cli import extract_main
 from vse.features.extractors.captions import encoder_path
 from vse.features.extractors.words import read_word_vectors

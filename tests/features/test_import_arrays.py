@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.features.conftest import Edit, Fails
+from vse.cli import data_main as main
 from vse.features.cache.feature_cache import verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cli import data_main as main
 from vse.features.exchange.arrays import import_arrays, import_bottom_up_tsv
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError

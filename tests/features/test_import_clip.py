@@ -11,9 +11,9 @@ import vse
 from tests.features.conftest import Fails, succeed
 from tests.pipeline.import_files import write_photos, write_table
 from tests.pipeline.test_import_table import failures
+from vse.cli import data_main as main
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cli import data_main as main
 from vse.pipeline.dataset.dataset import load_dataset_file
 
 DIM = 5

@@ -24,10 +24,10 @@ from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.test_import_table import failures, imported
 from tests.pipeline.test_import_webdataset import FAULTS, sample
 from tests.served import served
+from vse.cli import data_main as main
 from vse.eval.report.pages import DatasetPhotos
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.shards import read_arrays, shard_path
-from vse.features.cli import data_main as main
 from vse.features.cli import extract_main
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.features.conftest import Fails
+from vse.cli import data_main as main
 from vse.features import up_to_date
-from vse.features.cli import data_main as main
 from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates
 from vse.features.settings import load_feature_preset
 from vse.features.up_to_date import read_local_rates

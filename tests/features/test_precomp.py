@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.features.conftest import Edit, Fails, sets, succeed
+from vse.cli import data_main as main
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cli import data_main as main
 from vse.features.cli import extract_main as extract
 from vse.features.exchange.precomp import BOM, CaptionFile, export_precomp, import_precomp
 from vse.pipeline.dataset.dataset import load_dataset_file

@@ -39,6 +39,8 @@ def test_the_help_lists_the_commands_by_task(capsys: Capture) -> None:
 def test_a_misspelt_command_is_answered_with_the_nearest(capsys: Capture) -> None:
     assert "no command 'trian' (did you mean 'train'?" in answer(capsys, "trian", code=2)
     assert "'--featurs'" in answer(capsys, "train", "--featurs", "x", code=2)
+    assert "Did you mean 'check'?" in answer(capsys, "data", "chek", code=2)
+    assert "'import-npy'" in answer(capsys, "data", "import-ny", code=2)
 
 
 def test_a_misspelt_file_or_choice_is_answered_with_the_nearest(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import succeeds as succeed
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 
 Fails = Callable[..., str]
 Log = pytest.LogCaptureFixture

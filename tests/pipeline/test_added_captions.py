@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import succeeds
-from vse.features.cli import data_main
+from vse.cli import data_main
 from vse.pipeline.dataset import dataset as datasets
 from vse.pipeline.dataset.columns import ImageColumns
 from vse.pipeline.dataset.dataset import load_dataset_file, select_languages

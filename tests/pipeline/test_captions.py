@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import Fails, Patch, succeed
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 from vse.pipeline.dataset import captions as texts
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import succeeds
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.choices import BigramModel, read_choices
 from vse.pipeline.dataset.dataset import load_dataset_file
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.conftest import Output, succeed
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.dataset import load_dataset_file
 
 PARSED = {  # a caption: its parts of speech, the index of the head of each word, and the dependency labels

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.conftest import Patch, succeed
-from vse.pipeline import cli
+from vse.cli import data_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import check_and_describe_dataset
 from vse.pipeline.errors import UserError
@@ -64,7 +64,7 @@ def test_a_sound_data_set_is_counted(demo: Path) -> None:
 
 
 def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str]) -> None:
-    line = fails(cli.main, "prepare", "f30k", "--source", tmp_path)
+    line = fails(data_main, "prepare", "f30k", "--source", tmp_path)
     assert f"{tmp_path}/dataset_flickr30k.json and {tmp_path}/flickr30k-images not found" in line
     assert "--config f30k_dir=FOLDER" in line
 
@@ -72,7 +72,7 @@ def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str
 def test_prepare_links_the_images_and_keeps_every_field(own_demo: Path, tmp_path: Path) -> None:
     own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
     out = tmp_path / "prepared"
-    succeed(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", out)
+    succeed(data_main, "prepare", "f8k", "--source", own_demo.parent, "--out", out)
     dataset = load_dataset_file(out / "dataset.json")
     assert dataset.name == "f8k"
     assert len(dataset.images) == 66
@@ -84,7 +84,7 @@ def test_prepare_links_the_images_and_keeps_every_field(own_demo: Path, tmp_path
 def test_prepare_writes_nothing_when_an_image_is_missing(own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
     (own_demo.parent / "images" / "demo_000003.jpg").unlink()
-    line = fails(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")
+    line = fails(data_main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")
     assert "1 of 66 image files are missing, the first is" in line
     assert not (tmp_path / "prepared").exists()
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from tests.conftest import succeeds
 from tests.pipeline.conftest import Fails
 from tests.pipeline.test_dataset_columns import contents
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.columns import build_tables
 from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file, read_dataset_head
 from vse.pipeline.dataset.file_formats import choose_dataset_format, convert_dataset

@@ -22,7 +22,7 @@ from PIL import Image
 from tests.pipeline.conftest import Output, Patch, succeed
 from tests.pipeline.entities_files import annotation, thing, write_photo
 from tests.served import Server, served
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 from vse.pipeline.dataset import downloads
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.downloads import download
@@ -248,7 +248,7 @@ def test_a_data_set_is_fetched_and_prepared_once(coco: Server, capsys: Output) -
 def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
     coco.hold, coco.cuts = threading.Event(), [None, 3 * CHUNK]
     part = Path("data/coco/train2014.zip.part")
-    command = [sys.executable, "-c", "from vse.pipeline.cli import main; main()", "fetch", "coco", "--base-url", coco.url]
+    command = [sys.executable, "-c", "from vse.cli import data_main as main; main()", "fetch", "coco", "--base-url", coco.url]
     with subprocess.Popen(command) as child:
         while not coco.reached.wait(0.1) or not part.exists() or part.stat().st_size < 3 * CHUNK:
             assert child.poll() is None

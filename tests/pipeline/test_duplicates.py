@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Picture
 
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.dataset.duplicates import parse_published_id, report_shared_captions
 

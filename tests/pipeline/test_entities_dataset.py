@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline.conftest import Fails, Output, succeed
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.images import Phrase
 

@@ -23,7 +23,7 @@ from tests.hostile import (
     refused_or_done,
     spoilt_json,
 )
-from vse.pipeline.cli import main
+from vse.cli import data_main as main
 
 SUITE = "hostile data sets"
 

@@ -13,7 +13,7 @@ import pytest
 from tests.pipeline.conftest import Fails
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from tests.pipeline.test_import_table import failures, imported
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 
 OUTSIDE = ["absolute", "parent", "link", "linked folder", "address"]
 

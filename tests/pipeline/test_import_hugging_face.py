@@ -9,7 +9,7 @@ from tests.pipeline.conftest import Fails, Patch
 from tests.pipeline.import_files import photo_bytes
 from tests.pipeline.saved_datasets import save
 from tests.pipeline.test_import_table import failures, imported
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.pipeline.errors import extra_install_command
 
 

@@ -15,7 +15,7 @@ from PIL import Image as Picture
 
 from tests.pipeline.conftest import Fails, Log, succeed
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.imports.rows import ImportedRow, ImportSettings, RowCollector
 

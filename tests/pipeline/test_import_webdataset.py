@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.test_import_table import failures, imported
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.pipeline.files.writing import MACHINE_ID
 
 Fails = Callable[..., str]

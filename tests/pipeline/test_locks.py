@@ -20,8 +20,9 @@ import pytest
 
 from tests.pipeline.conftest import Fails, Log, Patch
 from tests.training.conftest import COMMAND
+from vse.cli import data_main
 from vse.features.cache.shards import shard_path
-from vse.features.cli import data_main, extract_main
+from vse.features.cli import extract_main
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import lock_for_writing
 from vse.training.cli import train_main

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import succeeds
-from vse.features.cli import data_main
+from vse.cli import data_main
 from vse.pipeline.dataset.columns import count_languages
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import succeeds
-from vse.features.cli import data_main
+from vse.cli import data_main
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.splits_and_noise import NoiseKind, apply_noise, import_noise_index, read_noise, write_noise
 from vse.pipeline.errors import UserError

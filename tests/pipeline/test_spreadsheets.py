@@ -13,7 +13,7 @@ import pytest
 import vse
 from tests.conftest import succeeds
 from tests.features.conftest import Fails
-from vse.features.cli import data_main as main
+from vse.cli import data_main as main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.imports.photos import PhotoNameIndex
 from vse.pipeline.imports.rows import BadRow

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from tests.training.conftest import done
+from vse.cli import data_main
 from vse.features.backbones.device import has_bf16
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cli import data_main, extract_main
+from vse.features.cli import extract_main
 from vse.features.extractors.proposals import check_truth_cache
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
 from tests.training.conftest import COMMAND
-from vse.features.cli import data_main
+from vse.cli import data_main
 from vse.training.cli import embed_main, report_main, train_main
 
 SUITE = "hostile runs"

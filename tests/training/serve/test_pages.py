@@ -18,7 +18,8 @@ from PIL import Image
 from tests.training.conftest import done
 from tests.training.serve.conftest import MANY
 from tests.training.serve.test_app import TEXT, upload
-from vse.features.cli import data_main, extract_main
+from vse.cli import data_main
+from vse.features.cli import extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.options import RunInputOptions
 from vse.training.serve import page as search_page

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.training.conftest import done, experiment
+from vse.cli import data_main
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
-from vse.pipeline.cli import main as data_main
 from vse.pipeline.dataset.choices import read_choices
 from vse.training.cli import embed_main, report_main
 from vse.training.training import train

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.training.conftest import COMMAND, Capture, Edit, Fails, done
+from vse.cli import data_main
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
-from vse.features.cli import data_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.splits_and_noise import assign_images_to_parts
 from vse.training.cli import embed_main, train_main

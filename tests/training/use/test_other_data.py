@@ -15,9 +15,9 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import Capture, Edit, Fails, Log, Patch, done, experiment
+from vse.cli import data_main as main
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.feature_cache import open_cache
-from vse.features.cli import data_main as main
 from vse.features.cli import extract_main
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import load_cache_encoder
