@@ -57,10 +57,11 @@ _TODNET = "f8k_folds_todnet_minilm/seed-0"
 _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
-def _start(command: str, line: str) -> Work:
+def _start(command: str, line: str, needs_torch: bool = True) -> Work:
     """Return the row of a command's start-up, including its run on an almost empty demo."""
-    now = cell("startup", "cpu_s", start=f"{command} {line}")
-    return Work(f"start-up of `{command}`", "s", now, limit=_TORCH, to_reach=(1.15, "limit"))
+    now = cell("startup", "cpu_s", start=f"{command} {line}".strip())
+    limit, to_reach = (_TORCH, (1.15, "limit")) if needs_torch else (None, (0.5, ""))
+    return Work(f"start-up of `{command}`", "s", now, limit=limit, to_reach=to_reach)
 
 
 def _training(precision: str, threads: int, factor: float) -> Work:
@@ -153,6 +154,9 @@ WORKS = (
         cell("startup", "cpu_s", **_ERROR),
         to_reach=(0.5, ""),
     ),
+    _start("vse-data check", "data/demo/dataset.json", needs_torch=False),
+    _start("vse doctor", "", needs_torch=False),
+    _start("vse-table", "summary results/demo_vsepp.json --out summary.csv", needs_torch=False),
     _start("vse-eval", "runs/demo_vsepp/seed-0/test.h5 --out results/demo_vsepp.json"),
     _start("vse-train", "--features features/demo_fc7.h5"),
     _start("vse-extract", "cnn --dataset data/demo/dataset.json --feature fc7 --shard 0"),
@@ -261,6 +265,12 @@ WORKS = (
     _dataset("later read of `dataset.json`, one split", "columns"),
     _dataset("splitting captions into words", "words", ("`str.lower` and `str.split`", "split"), 2),
     Work("import of 1,000,000 pairs", "s", cell("large_data", "cpu_s", step="import", pairs=1_000_000), to_reach=(40, "")),
+    Work(
+        "planning of all results and tables of the demo by Snakemake",
+        "s",
+        cell("startup", "cpu_s", start="snakemake -n, all results and tables"),
+        to_reach=(10, ""),
+    ),
     Work("planning by Snakemake, 123,287 photographs", "s", cell("planning", "cpu_s", photos=123_287, state="extracted")),
     Work(
         "a query to `vse-serve`, 32 clients, 100,000 images x 512",
