@@ -204,11 +204,12 @@ class FeatureReader:
         shift = starts[parts]
         first_bytes, end_bytes = (firsts - shift) * size, (ends - shift) * size
         self._check_blocks(parts, first_bytes, end_bytes)
-        # Ranges that follow each other in a shard are read at once.
-        begins = np.ones(len(parts), bool)
-        begins[1:] = (parts[1:] != parts[:-1]) | (first_bytes[1:] != end_bytes[:-1])
-        stops = np.append(begins[1:], True)[: len(parts)]
-        spans = zip(parts[begins].tolist(), first_bytes[begins].tolist(), end_bytes[stops].tolist(), strict=True)
+        if not self._mapped:  # read ranges that follow each other in a shard at once
+            begins = np.ones(len(parts), bool)
+            begins[1:] = (parts[1:] != parts[:-1]) | (first_bytes[1:] != end_bytes[:-1])
+            stops = np.append(begins[1:], True)[: len(parts)]
+            parts, first_bytes, end_bytes = parts[begins], first_bytes[begins], end_bytes[stops]
+        spans = zip(parts.tolist(), first_bytes.tolist(), end_bytes.tolist(), strict=True)
         joined = bytearray().join([self._bytes[part][first:end] for part, first, end in spans])
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
 
