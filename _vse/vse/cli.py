@@ -216,7 +216,7 @@ def _describe_extras() -> Iterator[tuple[str, str]]:
     requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
     always = _list_required_packages(requirements, "")
     needed = {extra: _list_required_packages(requirements, extra) - always for extra in ABILITY_BY_EXTRA}
-    uninstalled = {name for names in needed.values() for name in names if _find_version(name) is None}
+    uninstalled = {name for name in set().union(*needed.values()) if _find_version(name) is None}
     missing = {extra: sorted(names & uninstalled) for extra, names in needed.items() if names & uninstalled}
     yield "extras", ", ".join(extra for extra in ABILITY_BY_EXTRA if extra not in missing) or "none"
     for extra, packages in missing.items():
