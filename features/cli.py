@@ -1,4 +1,7 @@
-"""The command ``vse-extract``. Each subcommand imports its code when it runs, so that ``--help`` is quick."""
+"""The command ``vse-extract``, and the subcommands of ``vse-data`` that import or export features, or plan their extraction.
+
+Each subcommand imports its code when it runs, so that ``--help`` is quick.
+"""
 
 from __future__ import annotations
 

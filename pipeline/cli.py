@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +28,32 @@ from vse.pipeline.options import Options, command
 DatasetName = Annotated[Text | None, Field(description="Name of the new data set.  [default: the name of the output folder]")]
 
 
-@click.group("vse-data")
+class _DataGroup(click.Group):
+    """The group of ``vse-data``. Its commands are in this module and in :attr:`further_module`.
+
+    ``further_module`` is imported when all commands are listed, or when a command is called that this module lacks. Its
+    import adds commands to the group. :mod:`vse.cli` sets it, because this package imports no other package of ``vse``.
+    """
+
+    further_module = ""
+    _added: MutableMapping[str, click.Command]
+
+    @property
+    def commands(self) -> MutableMapping[str, click.Command]:
+        """All commands by name."""
+        if self.further_module:
+            import_module(self.further_module)
+        return self._added
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, click.Command]) -> None:
+        self._added = commands
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self._added.get(cmd_name) or super().get_command(ctx, cmd_name)
+
+
+@click.group("vse-data", cls=_DataGroup)
 def data_group() -> None:
     """Create, prepare and check data sets."""
 

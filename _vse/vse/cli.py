@@ -1,7 +1,7 @@
 """The commands ``vse`` and ``vse-data``, and the sub-command ``vse doctor``.
 
-All commands of the package are sub-commands of ``vse``, grouped by task: ``vse train`` is the same as ``vse-train``. A
-sub-command is imported when it is called.
+All commands of the package are sub-commands of ``vse``, grouped by task: ``vse train`` is the same as ``vse-train``. Most
+modules with sub-commands are only imported when a sub-command is called.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from vse.pipeline import __version__
-from vse.pipeline.cli import data_group as basic_data_group
+from vse.pipeline.cli import data_group
 from vse.pipeline.command import count_allowed_cores, entry_point
 from vse.pipeline.errors import UserError, did_you_mean, extra_install_command
 from vse.pipeline.options import Options, command
@@ -100,20 +100,7 @@ def vse_group() -> None:
 main = entry_point(vse_group)
 
 
-class _DataGroup(click.Group):
-    """The commands of ``vse-data``. Those that read features are only imported when one of them is called, or for the help."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        import_module("vse.features.cli")  # adds its commands
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands:
-            import_module("vse.features.cli")
-        return super().get_command(ctx, cmd_name)
-
-
-data_group = _DataGroup("vse-data", commands=basic_data_group.commands, help=basic_data_group.help)
+data_group.further_module = "vse.features.cli"
 data_main = entry_point(data_group)
 
 
@@ -225,7 +212,7 @@ def _describe_extras() -> Iterator[tuple[str, str]]:
 
 
 def _list_required_packages(requirements: Iterable[Requirement], extra: str) -> set[str]:
-    """Return the packages that the package needs with an extra; with ``extra`` empty, those that it needs without any."""
+    """Return the names of all packages that ``vse`` needs with an extra. An empty ``extra`` stands for no extra."""
     return {one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": extra})}
 
 

@@ -32,7 +32,7 @@ MAIN = "vse.cli:data_main"
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     libraries = ["datasets"] if find_spec("datasets") else []
-    forks = Forks(["vse.features.cli", "vse.features.exchange.formats", *libraries])
+    forks = Forks(["vse.cli", "vse.features.cli", "vse.features.exchange.formats", *libraries])
     yield forks
     forks.close()
 

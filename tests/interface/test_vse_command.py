@@ -6,6 +6,8 @@ import configparser
 import os
 import re
 import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,6 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: Capture) -> Non
     assert "no command 'trian' (did you mean 'train'?" in answer(capsys, "trian", code=2)
     assert "'--featurs'" in answer(capsys, "train", "--featurs", "x", code=2)
     assert "Did you mean 'check'?" in answer(capsys, "data", "chek", code=2)
-    assert "'import-npy'" in answer(capsys, "data", "import-ny", code=2)
 
 
 def test_a_misspelt_file_or_choice_is_answered_with_the_nearest(
@@ -56,6 +57,28 @@ def test_a_misspelt_file_or_choice_is_answered_with_the_nearest(
     assert "did you mean 'ladder'?" in answer(capsys, "table", "laddr", code=2)
 
 
+DATA_COMMANDS = """
+import sys
+from vse.cli import load_command
+if sys.argv[1] == "all":
+    print(*load_command("data").commands)
+else:
+    load_command("data").main(sys.argv[1:], "vse-data")
+"""
+
+
+def test_commands_of_vse_data_are_found_before_their_module_is_imported() -> None:
+    def said(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-c", DATA_COMMANDS, *words], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    names = said("all").split()
+    assert {"demo", "check", "import-npy", "plan"} < set(names)
+    assert re.findall(r"^  ([a-z-]+) ", said("--help").partition("Commands:")[2], re.M) == sorted(names)
+    assert "Usage: vse-data import-npy" in said("import-npy", "--help")
+    assert "'import-npy'" in said("import-ny")
+
+
 def test_a_shell_completes_commands_and_options(commands: Path) -> None:
     def completed(words: str) -> set[str]:
         variables = {"_VSE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
@@ -63,6 +86,7 @@ def test_a_shell_completes_commands_and_options(commands: Path) -> None:
         return {line.partition(",")[2] for line in done.stdout.splitlines()}
 
     assert completed("vse tr") == {"train"}
+    assert {"check", "import-npy"} < completed("vse data ")
     assert "--features" in completed("vse train --fea")
 
 
@@ -72,6 +96,21 @@ def test_the_doctor_knows_every_extra_and_the_installation_page_lists_the_same()
     assert ABILITY_BY_EXTRA.keys() == setup["options.extras_require"].keys()
     page = (ROOT / "docs/installation.md").read_text(encoding="utf-8")
     assert ABILITY_BY_EXTRA.keys() == set(re.findall(r"^\| `(\w+)` \|", page, re.M))
+
+
+def test_the_doctor_says_which_extras_lack_packages(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def version(name: str) -> str:
+        if name in ("timm", "openpyxl"):
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("vse.cli.metadata.version", version)
+    text = answer(capsys, "doctor")
+    assert "  missing  timm, for image features of timm's networks, such as effnet and dino (lacks timm): " in text
+    assert "  missing  xlsx, for spreadsheets of Excel (.xlsx) (lacks openpyxl): " in text
+    complete = next(line for line in text.splitlines() if line.startswith("extras ")).split()[1:]
+    assert {"text,", "storage,"} < set(complete)
+    assert not {"timm,", "xlsx,", "test"} & set(complete)
 
 
 def test_the_doctor_says_where_weights_are_and_what_misses_them(
