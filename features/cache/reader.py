@@ -57,6 +57,10 @@ class PaddedSets:
     mask: NDArray[np.bool_]
 
 
+# Above this number of ranges, and for files, fewer and longer reads save more time than the search for neighbours takes.
+_MAX_SEPARATE_RANGES = 1024
+
+
 class _FileBytes:
     """The bytes of an array in a shard file, read without a file position, so that forked processes can share the file."""
 
@@ -204,7 +208,7 @@ class FeatureReader:
         shift = starts[parts]
         first_bytes, end_bytes = (firsts - shift) * size, (ends - shift) * size
         self._check_blocks(parts, first_bytes, end_bytes)
-        if not self._mapped:  # read ranges that follow each other in a shard at once
+        if not self._mapped or len(parts) > _MAX_SEPARATE_RANGES:  # turn neighbouring ranges of a shard into one
             begins = np.ones(len(parts), bool)
             begins[1:] = (parts[1:] != parts[:-1]) | (first_bytes[1:] != end_bytes[:-1])
             stops = np.append(begins[1:], True)[: len(parts)]

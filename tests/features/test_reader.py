@@ -33,6 +33,16 @@ def test_rows_are_those_that_hdf5_reads(cache: Path, memory_gb: float, mapped: b
     np.testing.assert_array_equal(reader.read_rows(np.asarray(positions, np.int64)), expected)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_many_rows_are_read_in_any_order(cache: Path, mapped: bool) -> None:
+    reader = FeatureReader(open_cache(cache), 1e-5, mapped)
+    with h5py.File(cache) as file:
+        features = file["features"][:]
+    in_order = np.tile(np.arange(66), 20)
+    for rows in (in_order, np.random.default_rng(0).permutation(in_order)):
+        np.testing.assert_array_equal(reader.read_rows(rows), features[rows])
+
+
 def ragged(folder: Path, counts: list[int], n_shards: int, boxes: bool = True) -> FeatureCache:
     """A cache of regions: image k has ``counts[k]``; region n has a feature and a box of the number n."""
     parts, first = [], np.cumsum([0, *counts])
@@ -70,11 +80,11 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
         reader.check_rows_finite(np.arange(66))
 
 
-@given(st.data(), st.lists(st.integers(0, 5), min_size=3, max_size=12), st.sampled_from([0, 2e-8, 1]))
+@given(st.data(), st.lists(st.integers(0, 5), min_size=3, max_size=12), st.sampled_from([0, 2e-8, 1]), st.booleans())
 def test_padded_features_and_boxes_are_those_of_a_loop(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, counts: list[int], memory_gb: float
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, counts: list[int], memory_gb: float, mapped: bool
 ) -> None:
-    reader = FeatureReader(ragged(tmp_path_factory.mktemp("r"), counts, 3), memory_gb)
+    reader = FeatureReader(ragged(tmp_path_factory.mktemp("r"), counts, 3), memory_gb, mapped)
     positions = data.draw(st.lists(st.integers(0, len(counts) - 1), max_size=6))
     rows = np.asarray(positions, np.int64)
     first = np.cumsum([0, *counts])
