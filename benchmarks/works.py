@@ -58,7 +58,10 @@ _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
 def _start(command: str, line: str, needs_torch: bool = True) -> Work:
-    """Return the row of a command's start-up, including its run on an almost empty demo."""
+    """Return the row of a command's start-up, including its work on an almost empty demo.
+
+    The target is 1.15 times the import of torch or, for a command that needs no torch, 0.5 s.
+    """
     now = cell("startup", "cpu_s", start=f"{command} {line}".strip())
     limit, to_reach = (_TORCH, (1.15, "limit")) if needs_torch else (None, (0.5, ""))
     return Work(f"start-up of `{command}`", "s", now, limit=limit, to_reach=to_reach)

@@ -262,6 +262,7 @@ def collect_garbage_rarely() -> None:
 
     By default, Python searches each time 700 objects were added (the number depends on its version), and searches all objects
     when it ends. ``import torch`` creates many objects. The searches then take a sixth of the time of a short command.
+    Snakemake, too, creates many objects while it plans jobs, so the Snakefile calls this function.
     """
     gc.set_threshold(10_000, 20, 20)
     atexit.register(gc.freeze)

@@ -54,7 +54,10 @@ class Options(BaseModel):
         return type(self)(**given)
 
     def __repr__(self) -> str:
-        defaults = {name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()}
+        defaults = {
+            name: field.default if field.default_factory is None else field.get_default(call_default_factory=True)
+            for name, field in type(self).model_fields.items()
+        }
         texts = (f"{name}={format_value(value)}" for name, value in self if value != defaults[name])
         return f"vse.{type(self).__name__}({', '.join(texts)})"
 

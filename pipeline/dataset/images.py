@@ -125,7 +125,9 @@ def _parse_box(box: Any) -> Box:
 
 
 def iou(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the intersection over union of every box of ``a`` (n, 4) with every box of ``b`` (m, 4): (n, m).
+    """Return the intersection over union of every box of ``a`` with every box of ``b``.
+
+    The shapes are (n, 4) and (m, 4). The result has the shape (n, m) and the type float64.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive. For boxes of integers the result equals the IoU of the published
     evaluations, which take x2 and y2 as inclusive and add 1 to each side. A box without area has an IoU of 0 with every box.

@@ -9,6 +9,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pydantic import Field
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import may_replace_other_kinds
@@ -48,8 +49,14 @@ class Outer(Options):
     """The kind."""
     check: Flag = True
     """Check all."""
-    inner: Inner = Inner()
+    inner: Inner = Field(default_factory=Inner)
     force: Force = False
+
+
+def test_options_with_their_defaults_are_not_displayed() -> None:
+    displayed = repr(Outer(files=["a.h5"], name="x", inner=Inner(share=0.5)))
+    assert displayed.endswith(", name='x')")
+    assert "inner=vse.Inner(share=0.25)" in repr(Outer(files=["a.h5"], name="x", inner=Inner(share=0.25)))
 
 
 def run(*arguments: str, **settings: Any) -> tuple[Outer, bool]:

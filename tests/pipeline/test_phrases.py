@@ -88,7 +88,7 @@ def pixels(box: tuple[int, ...]) -> set[tuple[int, int]]:
 def test_iou_is_the_share_of_pixels_that_two_boxes_have_in_common(a: list[tuple[int, ...]], b: list[tuple[int, ...]]) -> None:
     expected = [[len(pixels(x) & pixels(y)) / max(1, len(pixels(x) | pixels(y))) for y in b] for x in a]
     overlap = iou(np.array(a), np.array(b, np.float32))
-    assert overlap.dtype == np.float64
+    assert (overlap.shape, overlap.dtype) == ((len(a), len(b)), np.float64)
     np.testing.assert_allclose(overlap, expected, atol=1e-12)
 
 

@@ -40,6 +40,14 @@ def test_an_unknown_name_is_answered_with_the_nearest(load: Callable[[str], Any]
         load(name)
 
 
+def test_settings_that_a_caller_changes_are_read_again_as_they_were() -> None:
+    first, again = (presets.read_preset_layers("experiments", "twobranch_effnet") for _ in range(2))
+    nested = next(layer["model"] for layer in first if "model" in layer)
+    nested.clear()
+    assert first != again
+    assert presets.read_preset_layers("experiments", "twobranch_effnet") == again
+
+
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form_and_replaces_dictionaries() -> None:
     settings = presets.load_workflow_settings({"f8k_dir": "/pictures", "threads": 2, "gpus": {"embed": 0}})
     assert (settings.sources, settings.threads, settings.gpus) == ({"f8k": "/pictures"}, 2, {"embed": 0})
