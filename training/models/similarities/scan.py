@@ -82,13 +82,24 @@ class ScanSimilarity(Similarity):
         self.settings = settings
 
     def forward(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
+        context, queries = self._context_and_queries(images, captions)
+        squares = queries[0].square().sum(2)
+        words_attend = self.settings.attention == "t2i"
         if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
-            return self._score_all(images, captions)
+            scores = self._score_all(context, None, queries, squares)
+            return scores if words_attend else scores.T
+        with torch.autocast(context[0].device.type, enabled=False):
+            gram = _gram_matrices(context[0])
         order = captions[1].sum(1).argsort()
-        groups = order.chunk(_N_LENGTH_GROUPS)
-        return torch.cat([self._score_all(images, _trim_padding(select_batch_rows(captions, group))) for group in groups], 1)[
-            :, order.argsort()
-        ]
+        parts = []
+        for group in order.chunk(_N_LENGTH_GROUPS):
+            words = _trim_padding(select_batch_rows(queries if words_attend else context, group))
+            longest = words[1].shape[1]
+            if words_attend:
+                parts.append(self._score_all(context, gram, words, squares[group, :longest]))
+            else:
+                parts.append(self._score_all(words, gram[group, :longest, :longest], queries, squares).T)
+        return torch.cat(parts, 1)[:, order.argsort()]
 
     def score_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
@@ -110,7 +121,9 @@ class ScanSimilarity(Similarity):
 
     def _context_and_queries(self, images: BatchVectors, captions: BatchVectors) -> tuple[BatchVectors, BatchVectors]:
         """Return the context (the vectors attended to) and the queries (the attending vectors). Padding becomes zeros."""
-        sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
+        sides = [
+            (vectors if is_known_full(mask) else vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)
+        ]
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
         return context, queries
 
@@ -126,28 +139,40 @@ class ScanSimilarity(Similarity):
         )
         return context, context_mask, queries, query_mask[:, :, None]
 
-    def _score_all(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
-        (context, context_mask), (queries, query_mask) = self._context_and_queries(images, captions)
-        (n, n_context, dim), (m, n_queries) = context.shape, query_mask.shape
-        n_per_image = n_context * n_queries * m
-        size = 2 ** max(0, (_COSINES_PER_BLOCK.get(context.device.type, 2**26) // max(1, n_per_image)).bit_length() - 1)
+    def _score_all(
+        self, context: BatchVectors, gram: Tensor | None, queries: BatchVectors, squares: Float[Tensor, "m n_queries"]
+    ) -> Float[Tensor, "n m"]:
+        """Return the scores of n contexts with m sets of queries.
+
+        ``gram`` : inner products (n, n_context, n_context) of the vectors of each context. None: they are computed here.
+        ``squares`` : squared lengths of the queries.
+        """
+        (n, n_context, dim), (m, n_queries) = context[0].shape, queries[1].shape
+        device, n_per_image = context[0].device.type, n_context * n_queries * m
+        size = 2 ** max(0, (_COSINES_PER_BLOCK.get(device, 2**26) // max(1, n_per_image)).bit_length() - 1)
         recompute = torch.is_grad_enabled() and n * n_per_image > _MAX_STORED_COSINES
-        products = (
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device := context.device.type) else context.dtype
-        )
-        low, columns = context.to(products), queries.transpose(0, 1).reshape(-1, dim).to(products).T
-        squares = queries.square().sum(2).T
+        products = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else context[0].dtype
+        columns = queries[0].transpose(0, 1).reshape(-1, dim).to(products).T
 
-        def score_block(low: Tensor, context: Tensor, context_mask: Tensor) -> Tensor:
+        def compute_cosines(vectors: Tensor) -> Tensor:
             with torch.autocast(device, enabled=False):
-                cosines = (low.flatten(0, 1) @ columns).to(context.dtype).view(len(low), n_context, n_queries, m)
-                relevance = self._compute_relevance(cosines, _gram_matrices(context), squares, context_mask, query_mask.T)
-                return self._aggregate_relevance(relevance, query_mask.T)
+                low = vectors.to(products).flatten(0, 1)
+                return (low @ columns).to(vectors.dtype).view(len(vectors), n_context, n_queries, m)
 
-        contexts = torch.split(context, size)
-        low_contexts = contexts if low is context else torch.split(low, size)
-        scores = _score_in_blocks(score_block, recompute, low_contexts, contexts, torch.split(context_mask, size))
-        return scores if self.settings.attention == "t2i" else scores.T
+        def score_block(vectors: Tensor, mask: Tensor, cosines: Tensor | None, gram: Tensor | None) -> Tensor:
+            with torch.autocast(device, enabled=False):
+                cosines = compute_cosines(vectors) if cosines is None else cosines
+                gram = _gram_matrices(vectors) if gram is None else gram
+                return self._aggregate_relevance(
+                    self._compute_relevance(cosines, gram, squares.T, mask, queries[1].T), queries[1].T
+                )
+
+        vectors, masks = (torch.split(part, size) for part in context)
+        absent = [None] * len(vectors)
+        at_once = torch.is_grad_enabled() and not recompute  # one large product takes less time, also backwards
+        cosines = torch.split(compute_cosines(context[0]), size) if at_once else absent
+        grams = absent if gram is None else torch.split(gram, size)
+        return _score_in_blocks(score_block, recompute, vectors, masks, cosines, grams)
 
     def _compute_relevance(
         self,
@@ -211,7 +236,7 @@ def _gram_matrices(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
     return sets @ sets.transpose(1, 2)
 
 
-def _score_in_blocks(score_block: Callable[..., Tensor], recompute: bool, *inputs: Sequence[Tensor]) -> Tensor:
+def _score_in_blocks(score_block: Callable[..., Tensor], recompute: bool, *inputs: Sequence[Tensor | None]) -> Tensor:
     """Return the scores of all blocks. ``inputs`` are tensors that ``torch.split`` divided into these blocks.
 
     With slices instead of ``split``, the backward pass would add a gradient of the complete tensor for each block.

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -102,16 +102,17 @@ def test_values_and_gradients_are_those_of_the_loop(settings: dict[str, Any]) ->
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     more=st.integers(0, 2),
     log_block=st.integers(0, 8),
+    stored=st.sampled_from([0, 2**6, 2**26]),
     gradients=st.booleans(),
 )
 def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
-    form: tuple[str, str], counts: list[int], lengths: list[int], more: int, log_block: int, gradients: bool
+    form: tuple[str, str], counts: list[int], lengths: list[int], more: int, log_block: int, stored: int, gradients: bool
 ) -> None:
     similarity = ScanSettings(attention=form[0], aggregation=form[1]).build(DIM)
     images, captions = sets(counts, 2, more), sets(lengths, 3, more)
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(gradients):
         patch.setattr(scan, "_COSINES_PER_BLOCK", {"cpu": 2**log_block})
-        patch.setattr(scan, "_MAX_STORED_COSINES", 2**log_block)
+        patch.setattr(scan, "_MAX_STORED_COSINES", stored)
         scores = similarity(images, captions)
     assert scores.shape == (len(counts), len(lengths))
     for i in range(len(counts)):
@@ -121,12 +122,16 @@ def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
             torch.testing.assert_close(alone, scores[i : i + 1, c : c + 1], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("attention", ["t2i", "i2t"])
+@pytest.mark.parametrize("stored", [0, 2**26])
 @pytest.mark.parametrize("log_block", [0, 4, 20])
-def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: Patch) -> None:
-    similarity = ScanSettings().build(DIM)
+def test_blocks_that_are_stored_or_computed_again_have_the_same_gradients(
+    log_block: int, stored: int, attention: Literal["t2i", "i2t"], monkeypatch: Patch
+) -> None:
+    similarity = ScanSettings(attention=attention).build(DIM)
     whole = with_gradients(similarity, IMAGES, CAPTIONS)
     monkeypatch.setattr(scan, "_COSINES_PER_BLOCK", {"cpu": 2**log_block})
-    monkeypatch.setattr(scan, "_MAX_STORED_COSINES", 0)
+    monkeypatch.setattr(scan, "_MAX_STORED_COSINES", stored)
     torch.testing.assert_close(with_gradients(similarity, IMAGES, CAPTIONS), whole, rtol=1e-12, atol=1e-13)
 
 
