@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -69,6 +69,40 @@ class ScanSettings(SimilaritySettings):
         return ScanSimilarity(self)
 
 
+class _Context(NamedTuple):
+    """The vectors that queries attend to.
+
+    vectors : (n, n_context, dim)
+    mask : (n, n_context)
+    gram : inner products (n, n_context, n_context) of the vectors of each context; None: not computed yet
+    """
+
+    vectors: Tensor
+    mask: Tensor
+    gram: Tensor | None = None
+
+
+class _Queries(NamedTuple):
+    """The vectors that attend, prepared for scores with many contexts.
+
+    columns : (dim, n_queries x m), the vectors in the precision of the matrix products
+    squares : (n_queries, m), the squared lengths of the vectors
+    mask : (n_queries, m)
+    """
+
+    columns: Tensor
+    squares: Tensor
+    mask: Tensor
+
+
+def _prepare_queries(queries: BatchVectors) -> _Queries:
+    vectors, mask = queries
+    device = vectors.device.type
+    precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else vectors.dtype
+    columns = vectors.transpose(0, 1).reshape(-1, vectors.shape[2]).to(precision).T
+    return _Queries(columns, vectors.square().sum(2).T, mask.T)
+
+
 class ScanSimilarity(Similarity):
     """Scores of sets of regions with sets of words.
 
@@ -83,22 +117,20 @@ class ScanSimilarity(Similarity):
 
     def forward(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
         context, queries = self._context_and_queries(images, captions)
-        squares = queries[0].square().sum(2)
         words_attend = self.settings.attention == "t2i"
         if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
-            scores = self._score_all(context, None, queries, squares)
+            scores = self._score_all(_Context(*context), _prepare_queries(queries))
             return scores if words_attend else scores.T
-        with torch.autocast(context[0].device.type, enabled=False):
-            gram = _gram_matrices(context[0])
         order = captions[1].sum(1).argsort()
-        parts = []
-        for group in order.chunk(_N_LENGTH_GROUPS):
-            words = _trim_padding(select_batch_rows(queries if words_attend else context, group))
-            longest = words[1].shape[1]
-            if words_attend:
-                parts.append(self._score_all(context, gram, words, squares[group, :longest]))
-            else:
-                parts.append(self._score_all(words, gram[group, :longest, :longest], queries, squares).T)
+        all_words = queries if words_attend else context
+        groups = [_trim_padding(select_batch_rows(all_words, rows)) for rows in order.chunk(_N_LENGTH_GROUPS)]
+        if words_attend:
+            regions, mask = context
+            image_context = _Context(regions, mask, _gram_matrices(regions))
+            parts = [self._score_all(image_context, _prepare_queries(words)) for words in groups]
+        else:
+            image_queries = _prepare_queries(queries)
+            parts = [self._score_all(_Context(*words), image_queries).T for words in groups]
         return torch.cat(parts, 1)[:, order.argsort()]
 
     def score_pairs(
@@ -139,39 +171,30 @@ class ScanSimilarity(Similarity):
         )
         return context, context_mask, queries, query_mask[:, :, None]
 
-    def _score_all(
-        self, context: BatchVectors, gram: Tensor | None, queries: BatchVectors, squares: Float[Tensor, "m n_queries"]
-    ) -> Float[Tensor, "n m"]:
-        """Return the scores of n contexts with m sets of queries.
-
-        ``gram`` : inner products (n, n_context, n_context) of the vectors of each context. None: they are computed here.
-        ``squares`` : squared lengths of the queries.
-        """
-        (n, n_context, dim), (m, n_queries) = context[0].shape, queries[1].shape
-        device, n_per_image = context[0].device.type, n_context * n_queries * m
-        size = 2 ** max(0, (_COSINES_PER_BLOCK.get(device, 2**26) // max(1, n_per_image)).bit_length() - 1)
-        recompute = torch.is_grad_enabled() and n * n_per_image > _MAX_STORED_COSINES
-        products = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else context[0].dtype
-        columns = queries[0].transpose(0, 1).reshape(-1, dim).to(products).T
+    def _score_all(self, context: _Context, queries: _Queries) -> Float[Tensor, "n m"]:
+        """Return the scores of n contexts with m sets of queries."""
+        (n, n_context, _), (n_queries, m) = context.vectors.shape, queries.mask.shape
+        device, n_per_context = context.vectors.device.type, n_context * n_queries * m
+        size = 2 ** max(0, (_COSINES_PER_BLOCK.get(device, 2**26) // max(1, n_per_context)).bit_length() - 1)
+        recompute = torch.is_grad_enabled() and n * n_per_context > _MAX_STORED_COSINES
 
         def compute_cosines(vectors: Tensor) -> Tensor:
             with torch.autocast(device, enabled=False):
-                low = vectors.to(products).flatten(0, 1)
-                return (low @ columns).to(vectors.dtype).view(len(vectors), n_context, n_queries, m)
+                low = vectors.to(queries.columns.dtype).flatten(0, 1)
+                return (low @ queries.columns).to(vectors.dtype).view(len(vectors), n_context, n_queries, m)
 
         def score_block(vectors: Tensor, mask: Tensor, cosines: Tensor | None, gram: Tensor | None) -> Tensor:
             with torch.autocast(device, enabled=False):
                 cosines = compute_cosines(vectors) if cosines is None else cosines
                 gram = _gram_matrices(vectors) if gram is None else gram
-                return self._aggregate_relevance(
-                    self._compute_relevance(cosines, gram, squares.T, mask, queries[1].T), queries[1].T
-                )
+                relevance = self._compute_relevance(cosines, gram, queries.squares, mask, queries.mask)
+                return self._aggregate_relevance(relevance, queries.mask)
 
-        vectors, masks = (torch.split(part, size) for part in context)
+        vectors, masks = torch.split(context.vectors, size), torch.split(context.mask, size)
         absent = [None] * len(vectors)
         at_once = torch.is_grad_enabled() and not recompute  # one large product takes less time, also backwards
-        cosines = torch.split(compute_cosines(context[0]), size) if at_once else absent
-        grams = absent if gram is None else torch.split(gram, size)
+        cosines = torch.split(compute_cosines(context.vectors), size) if at_once else absent
+        grams = absent if context.gram is None else torch.split(context.gram, size)
         return _score_in_blocks(score_block, recompute, vectors, masks, cosines, grams)
 
     def _compute_relevance(
@@ -233,7 +256,8 @@ class ScanSimilarity(Similarity):
 
 
 def _gram_matrices(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
-    return sets @ sets.transpose(1, 2)
+    with torch.autocast(sets.device.type, enabled=False):
+        return sets @ sets.transpose(1, 2)
 
 
 def _score_in_blocks(score_block: Callable[..., Tensor], recompute: bool, *inputs: Sequence[Tensor | None]) -> Tensor:
