@@ -6,7 +6,8 @@ States of the photographs:
 - ``touched``: all photographs have a new time, and the same content;
 - ``touched, again``: the second dry run after that.
 Limits: the photographs are hard links to a few small files, the shards hold one number for each, and the data are in one
-folder of the temporary directory. One run of each point. ``photos_opened`` is the number of photographs that were opened.
+folder of the temporary directory. One run of each point. ``photos_opened`` is the number of photographs that were opened,
+and ``import_cpu_s`` the time of a program that only imports Snakemake, after each dry run.
 
     python benchmarks/planning.py
     python benchmarks/planning.py --sizes 110 2000  # a quick look
@@ -79,13 +80,27 @@ def plan(folder: Path, n: int, state: str) -> dict[str, object]:
     command = [sys.executable, "-c", SNAKEMAKE, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     command += ["--dry-run", "--quiet", "all", "--cores", "2", "--", f"features/demo_{FEATURE}.h5"]
     environment = {**os.environ, "VSE_PRESETS": str(folder)}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = children_cpu_seconds()
     told = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout.split()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    between = children_cpu_seconds()
+    subprocess.run([sys.executable, "-c", "import snakemake.cli"], check=True)
+    after = children_cpu_seconds()
     peak = int(told[told.index("VmHWM:") + 1]) * 1024 / 1e9
     opened = int(told[told.index("photos_opened") + 1])
-    return {"photos": n, "state": state, "cpu_s": round(seconds, 2), "peak_gb": round(peak, 3), "photos_opened": opened}
+    return {
+        "photos": n,
+        "state": state,
+        "cpu_s": round(between - before, 2),
+        "import_cpu_s": round(after - between, 2),
+        "peak_gb": round(peak, 3),
+        "photos_opened": opened,
+    }
+
+
+def children_cpu_seconds() -> float:
+    """Return the processor seconds of all processes that this one started and that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(n: int) -> list[dict[str, object]]:

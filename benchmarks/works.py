@@ -274,7 +274,12 @@ WORKS = (
         cell("startup", "cpu_s", start="snakemake -n, all results and tables"),
         to_reach=(10, ""),
     ),
-    Work("planning by Snakemake, 123,287 photographs", "s", cell("planning", "cpu_s", photos=123_287, state="extracted")),
+    Work(
+        "planning by Snakemake, 123,287 photographs",
+        "s",
+        cell("planning", "cpu_s", photos=123_287, state="extracted"),
+        limit=("import of Snakemake", cell("planning", "import_cpu_s", photos=123_287, state="extracted")),
+    ),
     Work(
         "a query to `vse-serve`, 32 clients, 100,000 images x 512",
         "ms",
