@@ -68,7 +68,7 @@ def work_block(table: pd.DataFrame) -> str:
 
 
 def _named(value: float, name: str) -> str:
-    return f"{number(value)} ({name})" if name else number(value)
+    return f"{number(value)} ({name})" if name and not np.isnan(value) else number(value)
 
 
 def _reached(row: Mapping[Any, Any]) -> str:
