@@ -1,9 +1,9 @@
 """Start-up time of the commands: processor seconds of each command on a demo with almost nothing to compute.
 
-Claims: ``--help`` and usage errors take less than 0.5 s. ``vse-eval``, ``vse-extract``, ``vse-train`` and ``vse-search``
-take at most 1.15 times as long as a program that only imports torch; ``vse-data check`` and ``vse doctor`` take 0.25 times.
-``vse-report`` takes 1.5 times as long as this program, because it also imports matplotlib, and ``vse-table``, which imports
-pandas, 0.45 times. ``snakemake -n`` plans all results and tables of the demo in less than 10 s.
+Claims, in multiples of the time of a program that only imports torch: ``--help`` and usage errors take at most 0.2,
+``vse-data check`` and ``vse doctor`` 0.25, and ``vse-table``, which imports pandas, 0.45. ``vse-eval``, ``vse-extract``,
+``vse-train`` and ``vse-search`` take at most 1.15 on a quiet machine, and ``vse-report``, which imports matplotlib, 1.5.
+``snakemake -n`` plans all results and tables of the demo in 3.3.
 Limits: the time includes the processing of a demo of 110 images, resized to 32 x 32 pixels, so it is an upper bound.
 Each round runs everything once in a new folder, and the numbers are medians over rounds. The row ``ten commands`` is
 the sum over the commands that ``snakemake results/demo_vsepp.html`` runs.
